@@ -1,0 +1,1 @@
+"""Certificates shipped with Engine: data only, read through importlib.resources."""

@@ -1,0 +1,3 @@
+"""Engine core."""
+
+__version__ = "2026.11.0"

@@ -1,0 +1,1 @@
+"""Pytest plugin of the conformance kit."""

@@ -1,0 +1,1 @@
+"""The llama model family for Engine."""
