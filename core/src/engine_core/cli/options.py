@@ -1,0 +1,116 @@
+"""From parsed arguments to a loaded client and generation options."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from engine_core.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import argparse
+
+    from engine_core.cli.output import Output
+    from engine_core.client import Client
+    from engine_core.plugins import Plugins
+
+__all__ = ["generation_options", "load_client", "load_plugins", "read_prompt"]
+
+
+def load_plugins(arguments: argparse.Namespace) -> Plugins:
+    """Discover plugins, leaving out those the user blocked.
+
+    Args:
+        arguments: Parsed arguments with ``no_plugin``.
+
+    Returns:
+        The plugins; ``ENGINE_BLOCK_PLUGINS`` (comma-separated) blocks too.
+    """
+    from engine_core.plugins import Plugins
+
+    from_environment = os.environ.get("ENGINE_BLOCK_PLUGINS", "")
+    blocked = {name for name in from_environment.split(",") if name}
+    return Plugins.load(block=frozenset(blocked | set(arguments.no_plugin)))
+
+
+def load_client(arguments: argparse.Namespace, output: Output, **options: Any) -> Client:
+    """Load the checkpoint that the arguments name.
+
+    Args:
+        arguments: Parsed arguments of a command with a model.
+        output: Where the progress bar goes.
+        **options: Further options of ``Client.load``.
+
+    Returns:
+        A running client.
+    """
+    from engine_core.client import Client
+
+    return Client.load(
+        arguments.model,
+        plugins=load_plugins(arguments),
+        family=arguments.family,
+        compute_dtype=arguments.compute_dtype,
+        quantized_weights=arguments.quantized_weights,
+        on_load_progress=lambda done, total: output.progress("loading", done, total),
+        **options,
+    )
+
+
+def read_prompt(text: str) -> str:
+    """Take a prompt from the command line or from standard input.
+
+    Args:
+        text: The prompt, ``-`` for standard input.
+
+    Returns:
+        The prompt.
+    """
+    return sys.stdin.read() if text == "-" else text
+
+
+def generation_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Turn flags into options of ``Client.stream``.
+
+    Args:
+        arguments: Parsed arguments with the sampling flags.
+
+    Returns:
+        Keyword arguments.
+
+    Raises:
+        InvalidRequest: ``--chat-template-config`` is not a JSON object.
+    """
+    options: dict[str, Any] = {
+        "max_tokens": arguments.max_tokens,
+        "temperature": arguments.temp,
+        "top_p": arguments.top_p,
+        "top_k": arguments.top_k,
+        "min_p": arguments.min_p,
+        "min_tokens_to_keep": arguments.min_tokens_to_keep,
+        "xtc_probability": arguments.xtc_probability,
+        "xtc_threshold": arguments.xtc_threshold,
+        "seed": arguments.seed,
+        "stop": tuple(arguments.stop),
+    }
+    if arguments.repetition_penalty is not None:
+        options["repetition_penalty"] = arguments.repetition_penalty
+    if arguments.thinking is not None:
+        options["thinking"] = arguments.thinking == "on"
+    if arguments.chat_template_config is not None:
+        try:
+            config = json.loads(arguments.chat_template_config)
+        except ValueError as error:
+            raise InvalidRequest(
+                f"--chat-template-config: must be a JSON object, got invalid JSON ({error})",
+                code="cli.template_config",
+            ) from error
+        if not isinstance(config, dict):
+            raise InvalidRequest(
+                f"--chat-template-config: must be a JSON object, got {type(config).__name__}",
+                code="cli.template_config",
+            )
+        options["template_options"] = config
+    return options

@@ -1,0 +1,43 @@
+"""``engine plugins``: which families can be used here, and why the others cannot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine_core.cli.options import load_plugins
+
+if TYPE_CHECKING:
+    import argparse
+
+    from engine_core.cli.output import Output
+
+__all__ = ["run"]
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """List every plugin found.
+
+    Args:
+        arguments: Parsed arguments.
+        output: Where the list goes.
+
+    Returns:
+        0, or 1 with ``--strict`` when a plugin is neither active nor blocked.
+    """
+    reports = load_plugins(arguments).reports
+    for row in reports:
+        if output.as_json:
+            output.record(
+                "plugin",
+                name=row.name,
+                distribution=row.distribution,
+                version=row.version,
+                status=row.status,
+                reason=row.reason,
+            )
+            continue
+        source = f"{row.distribution} {row.version}".strip()
+        reason = f"  {row.reason}" if row.reason else ""
+        output.line(f"{row.name:<12} {row.status:<13} {source}{reason}")
+    broken = [row for row in reports if row.status not in ("active", "blocked")]
+    return 1 if arguments.strict and broken else 0

@@ -1,0 +1,1 @@
+"""A bigram language model as an out-of-tree family for Engine."""
