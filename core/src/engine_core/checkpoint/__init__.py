@@ -1,0 +1,1 @@
+"""Reading a checkpoint directory: descriptors, headers, index, config, weights."""

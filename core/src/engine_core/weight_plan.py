@@ -1,0 +1,514 @@
+"""Ordered data rules that turn checkpoint tensors into model parameters.
+
+The rules are data, not code, because core applies the same plan twice: to tensors and to the
+paths of quantization overrides. Resolving a plan needs header facts only; no payload is read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from engine_core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = [
+    "Concat",
+    "ConcatNode",
+    "Drop",
+    "Node",
+    "Permute",
+    "PermuteNode",
+    "Rename",
+    "ResolvedWeights",
+    "Rule",
+    "Source",
+    "Split",
+    "SplitNode",
+    "Stack",
+    "StackNode",
+    "TensorInfo",
+    "WeightPlan",
+    "sources",
+]
+
+WEIGHT = ".weight"
+
+
+@attrs.frozen
+class TensorInfo:
+    """Header facts of one tensor.
+
+    Attributes:
+        shape: Sizes, outermost first.
+        dtype: As safetensors spells it, e.g. ``"F32"``, ``"BF16"``, ``"U32"``.
+        shard: Index of the file that holds it (of the first one for a combined tensor).
+    """
+
+    shape: tuple[int, ...] = attrs.field(converter=tuple)
+    dtype: str
+    shard: int = 0
+
+
+@attrs.frozen
+class Rename:
+    """Replace the start of a key.
+
+    Attributes:
+        prefix: Start to replace; may be a whole key, or empty to match every key.
+        to: What stands there instead.
+    """
+
+    prefix: str
+    to: str
+
+    def map_key(self, key: str) -> tuple[str, ...]:
+        """Map one key; a key that does not match stays as it is."""
+        return (self.to + key[len(self.prefix) :],) if key.startswith(self.prefix) else (key,)
+
+
+@attrs.frozen
+class Drop:
+    """Leave tensors unread.
+
+    Attributes:
+        prefix: Start of the keys to drop; empty matches every start.
+        suffix: End of the keys to drop; both must match when both are given.
+        reason: Shown to whoever asks why a tensor is unused.
+    """
+
+    prefix: str = ""
+    suffix: str = ""
+    reason: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse a rule that would drop everything."""
+        if not self.prefix and not self.suffix:
+            msg = "drop: needs a prefix or a suffix, got neither"
+            raise ValueError(msg)
+
+    def map_key(self, key: str) -> tuple[str, ...]:
+        """Map one key to nothing when it matches."""
+        return () if key.startswith(self.prefix) and key.endswith(self.suffix) else (key,)
+
+
+@attrs.frozen
+class Permute:
+    """Reorder the axes of tensors.
+
+    Attributes:
+        suffix: End of the keys it applies to.
+        axes: Old axis at each new place, as ``numpy.transpose`` takes them.
+    """
+
+    suffix: str = attrs.field(validator=attrs.validators.min_len(1))
+    axes: tuple[int, ...] = attrs.field(converter=tuple)
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse axes that are no permutation."""
+        if sorted(self.axes) != list(range(len(self.axes))):
+            msg = f"permute {self.suffix!r}: axes must be a permutation, got {self.axes!r}"
+            raise ValueError(msg)
+
+    def map_key(self, key: str) -> tuple[str, ...]:
+        """Leave the key as it is; only the axes change."""
+        return (key,)
+
+
+@attrs.frozen
+class Stack:
+    """Stack numbered tensors along a new first axis.
+
+    Attributes:
+        pattern: Key with one ``{}`` for the number.
+        into: Key of the result.
+        count: Numbers 0 to ``count - 1`` must all be present, or none.
+    """
+
+    pattern: str
+    into: str
+    count: int
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse a pattern without exactly one place for the number."""
+        if self.pattern.count("{}") != 1:
+            msg = f"stack: pattern must hold one '{{}}', got {self.pattern!r}"
+            raise ValueError(msg)
+        if isinstance(self.count, bool) or self.count < 1:
+            msg = f"stack {self.pattern!r}: count must be positive, got {self.count!r}"
+            raise ValueError(msg)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Source keys in order."""
+        start, end = self.pattern.split("{}")
+        return tuple(f"{start}{number}{end}" for number in range(self.count))
+
+    def map_key(self, key: str) -> tuple[str, ...]:
+        """Map each numbered key to the stacked one."""
+        start, end = self.pattern.split("{}")
+        if not key.startswith(start) or not key.endswith(end):
+            return (key,)
+        number = key[len(start) : len(key) - len(end)]
+        plain = number.isascii() and number.isdecimal() and str(int(number[:10])) == number
+        return (self.into,) if plain and int(number) < self.count else (key,)
+
+
+@attrs.frozen
+class Split:
+    """Cut one tensor into several along an existing axis.
+
+    Attributes:
+        key: Exact key; the rule is skipped when it is absent.
+        into: Keys of the parts, in order.
+        sizes: Size of each part along the axis; they must add up.
+        axis: Axis to cut, negative counts from the end.
+    """
+
+    key: str
+    into: tuple[str, ...] = attrs.field(converter=tuple)
+    sizes: tuple[int, ...] = attrs.field(converter=tuple)
+    axis: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse parts and sizes that do not pair up."""
+        if not self.into or len(self.into) != len(self.sizes):
+            msg = (
+                f"split {self.key!r}: into and sizes must pair up, "
+                f"got {len(self.into)} and {len(self.sizes)}"
+            )
+            raise ValueError(msg)
+        if len(set(self.into)) != len(self.into) or min(self.sizes) < 1:
+            msg = f"split {self.key!r}: parts must be distinct and sizes positive, got {self!r}"
+            raise ValueError(msg)
+
+    def map_key(self, key: str) -> tuple[str, ...]:
+        """Map the key to all its parts."""
+        return self.into if key == self.key else (key,)
+
+
+@attrs.frozen
+class Concat:
+    """Join tensors along an existing axis.
+
+    Attributes:
+        sources: Exact keys in order; all must be present, or none.
+        into: Key of the result.
+        axis: Axis to join along, negative counts from the end.
+    """
+
+    sources: tuple[str, ...] = attrs.field(converter=tuple)
+    into: str
+    axis: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse an empty or repeating source list."""
+        if not self.sources or len(set(self.sources)) != len(self.sources):
+            msg = f"concat {self.into!r}: sources must be distinct, got {self.sources!r}"
+            raise ValueError(msg)
+
+    def map_key(self, key: str) -> tuple[str, ...]:
+        """Map each source to the joined key."""
+        return (self.into,) if key in self.sources else (key,)
+
+
+Rule = Rename | Drop | Permute | Stack | Split | Concat
+"""One step of a plan."""
+
+
+@attrs.frozen
+class Source:
+    """A tensor as it lies in the checkpoint.
+
+    Attributes:
+        key: Checkpoint-verbatim key.
+        info: Header facts.
+    """
+
+    key: str
+    info: TensorInfo
+
+
+@attrs.frozen
+class PermuteNode:
+    """A child with reordered axes; ``info`` holds the facts afterwards."""
+
+    child: Node
+    axes: tuple[int, ...]
+    info: TensorInfo
+
+
+@attrs.frozen
+class StackNode:
+    """Children stacked along a new first axis; ``info`` holds the facts afterwards."""
+
+    children: tuple[Node, ...]
+    info: TensorInfo
+
+
+@attrs.frozen
+class SplitNode:
+    """Rows ``start`` to ``stop`` of a child along ``axis``; ``info`` holds the facts afterwards."""
+
+    child: Node
+    axis: int
+    start: int
+    stop: int
+    info: TensorInfo
+
+
+@attrs.frozen
+class ConcatNode:
+    """Children joined along ``axis``; ``info`` holds the facts afterwards."""
+
+    children: tuple[Node, ...]
+    axis: int
+    info: TensorInfo
+
+
+Node = Source | PermuteNode | StackNode | SplitNode | ConcatNode
+"""How one parameter is made from checkpoint tensors."""
+
+
+def sources(node: Node) -> Iterator[Source]:
+    """Walk the checkpoint tensors under an expression, in order, repeats included.
+
+    Args:
+        node: Any expression.
+
+    Yields:
+        Its leaves.
+    """
+    match node:
+        case Source():
+            yield node
+        case PermuteNode() | SplitNode():
+            yield from sources(node.child)
+        case StackNode() | ConcatNode():
+            for child in node.children:
+                yield from sources(child)
+
+
+def _stored(node: Node) -> TensorInfo:
+    """Facts of an expression before any permutation on its outside."""
+    while isinstance(node, PermuteNode):
+        node = node.child
+    return node.info
+
+
+@attrs.frozen(kw_only=True)
+class ResolvedWeights:
+    """A plan applied to the tensors of one checkpoint.
+
+    Attributes:
+        targets: Mapped key -> how it is made.
+        infos: Mapped key -> facts as mapped.
+        stored: Mapped key -> facts as stored, that is before permutation.
+        dropped: Checkpoint key -> why it stays unread.
+    """
+
+    targets: Mapping[str, Node]
+    infos: Mapping[str, TensorInfo]
+    stored: Mapping[str, TensorInfo]
+    dropped: Mapping[str, str]
+
+
+@attrs.frozen
+class WeightPlan:
+    """Rules that run in order, each over the whole key set.
+
+    Attributes:
+        rules: The steps; a later rule sees the keys that the earlier ones made.
+    """
+
+    rules: tuple[Rule, ...] = attrs.field(converter=tuple, default=())
+
+    def map_key(self, key: str) -> tuple[str, ...]:
+        """Map one key without knowing which others exist.
+
+        Args:
+            key: Checkpoint-verbatim key.
+
+        Returns:
+            Mapped keys: none when dropped, several after a split.
+        """
+        keys: tuple[str, ...] = (key,)
+        for rule in self.rules:
+            keys = tuple(mapped for one in keys for mapped in rule.map_key(one))
+        return keys
+
+    def map_path(self, path: str) -> tuple[str, ...]:
+        """Map a module path the way its weight is mapped.
+
+        Checkpoints also name fused tensors without a ``.weight`` ending; a path that names such
+        a tensor maps to the modules its parts belong to.
+
+        Args:
+            path: Module path, e.g. ``"model.layers.0.mlp.up_proj"``.
+
+        Returns:
+            Mapped module paths: none when dropped.
+        """
+        mapped = self.map_key(path)
+        if len(mapped) == 1 and not mapped[0].endswith(WEIGHT):
+            mapped = self.map_key(path + WEIGHT)
+        return tuple(dict.fromkeys(key.removesuffix(WEIGHT) for key in mapped))
+
+    def resolve(self, tensors: Mapping[str, TensorInfo]) -> ResolvedWeights:
+        """Apply the rules to a checkpoint's tensors.
+
+        Args:
+            tensors: Checkpoint-verbatim key -> header facts.
+
+        Returns:
+            One expression a target; every source is used by one rule or stays as it is.
+
+        Raises:
+            CheckpointError: Two keys collide, a stack or concat is half present, or shapes do
+                not fit a rule.
+        """
+        nodes: dict[str, Node] = {key: Source(key, info) for key, info in tensors.items()}
+        dropped: dict[str, str] = {}
+        for rule in self.rules:
+            nodes = _apply(rule, nodes, dropped)
+        return ResolvedWeights(
+            targets=nodes,
+            infos={key: node.info for key, node in nodes.items()},
+            stored={key: _stored(node) for key, node in nodes.items()},
+            dropped=dropped,
+        )
+
+
+def _apply(rule: Rule, nodes: dict[str, Node], dropped: dict[str, str]) -> dict[str, Node]:
+    match rule:
+        case Rename():
+            return _rename(rule, nodes)
+        case Drop():
+            return _drop(rule, nodes, dropped)
+        case Permute():
+            return {
+                key: _permute(rule, key, node) if key.endswith(rule.suffix) else node
+                for key, node in nodes.items()
+            }
+        case Stack():
+            return _combine(rule, rule.keys, nodes)
+        case Split():
+            return _split(rule, nodes)
+        case Concat():
+            return _combine(rule, rule.sources, nodes)
+
+
+def _rename(rule: Rename, nodes: dict[str, Node]) -> dict[str, Node]:
+    result: dict[str, Node] = {}
+    for key, node in nodes.items():
+        (mapped,) = rule.map_key(key)
+        _produce(rule, result, mapped, node)
+    return result
+
+
+def _drop(rule: Drop, nodes: dict[str, Node], dropped: dict[str, str]) -> dict[str, Node]:
+    result = {}
+    for key, node in nodes.items():
+        if rule.map_key(key):
+            result[key] = node
+        else:
+            dropped.update((leaf.key, rule.reason) for leaf in sources(node))
+    return result
+
+
+def _produce(rule: Rule, nodes: dict[str, Node], key: str, node: Node) -> None:
+    if key in nodes:
+        first, second = (next(sources(one)).key for one in (nodes[key], node))
+        raise CheckpointError(
+            f"tensor {key!r}: must be produced once, got {first!r} and {second!r} ({rule!r})",
+            code="checkpoint.tensor_collision",
+            hint="the checkpoint holds two spellings of one tensor",
+        )
+    nodes[key] = node
+
+
+def _misfit(key: str, rule: Rule, node: Node) -> CheckpointError:
+    return CheckpointError(
+        f"tensor {key!r}: shape must fit {rule!r}, got {list(node.info.shape)} {node.info.dtype}",
+        code="checkpoint.tensor_shape",
+        hint="the tensor does not have the layout that config.json describes",
+    )
+
+
+def _permute(rule: Permute, key: str, node: Node) -> PermuteNode:
+    shape = node.info.shape
+    if len(shape) != len(rule.axes):
+        raise _misfit(key, rule, node)
+    info = attrs.evolve(node.info, shape=tuple(shape[axis] for axis in rule.axes))
+    return PermuteNode(node, rule.axes, info)
+
+
+def _axis(rule: Split | Concat, key: str, node: Node) -> int:
+    rank = len(node.info.shape)
+    if not -rank <= rule.axis < rank:
+        raise _misfit(key, rule, node)
+    return rule.axis % rank
+
+
+def _split(rule: Split, nodes: dict[str, Node]) -> dict[str, Node]:
+    node = nodes.get(rule.key)
+    if node is None:
+        return nodes
+    axis = _axis(rule, rule.key, node)
+    shape = node.info.shape
+    if sum(rule.sizes) != shape[axis]:
+        raise _misfit(rule.key, rule, node)
+    result = {key: other for key, other in nodes.items() if key != rule.key}
+    start = 0
+    for key, size in zip(rule.into, rule.sizes, strict=True):
+        info = attrs.evolve(node.info, shape=(*shape[:axis], size, *shape[axis + 1 :]))
+        _produce(rule, result, key, SplitNode(node, axis, start, start + size, info))
+        start += size
+    return result
+
+
+def _combine(
+    rule: Stack | Concat, keys: tuple[str, ...], nodes: dict[str, Node]
+) -> dict[str, Node]:
+    missing = [key for key in keys if key not in nodes]
+    if len(missing) == len(keys):
+        return nodes
+    if missing:
+        raise CheckpointError(
+            f"tensor {rule.into!r}: needs all {len(keys)} sources, "
+            f"got {len(keys) - len(missing)} without {missing[0]!r}",
+            code="checkpoint.tensor_missing",
+            hint="the checkpoint is incomplete or does not match its config.json",
+        )
+    children = tuple(nodes[key] for key in keys)
+    combined = _stack(rule, children) if isinstance(rule, Stack) else _concat(rule, children)
+    consumed = frozenset(keys)
+    result = {key: node for key, node in nodes.items() if key not in consumed}
+    _produce(rule, result, rule.into, combined)
+    return result
+
+
+def _stack(rule: Stack, children: tuple[Node, ...]) -> StackNode:
+    first = children[0].info
+    for key, child in zip(rule.keys, children, strict=True):
+        if (child.info.shape, child.info.dtype) != (first.shape, first.dtype):
+            raise _misfit(key, rule, child)
+    return StackNode(children, attrs.evolve(first, shape=(len(children), *first.shape)))
+
+
+def _concat(rule: Concat, children: tuple[Node, ...]) -> ConcatNode:
+    axis = _axis(rule, rule.sources[0], children[0])
+    first = children[0].info
+
+    def frame(info: TensorInfo) -> tuple[object, ...]:
+        return (info.dtype, len(info.shape), info.shape[:axis], info.shape[axis + 1 :])
+
+    for key, child in zip(rule.sources, children, strict=True):
+        if frame(child.info) != frame(first):
+            raise _misfit(key, rule, child)
+    total = sum(child.info.shape[axis] for child in children)
+    info = attrs.evolve(first, shape=(*first.shape[:axis], total, *first.shape[axis + 1 :]))
+    return ConcatNode(children, axis, info)
