@@ -31,9 +31,7 @@ def engine_families() -> Iterable[FamilyInfo]:
 
 
 @hookimpl
-def engine_weight_plan(
-    config: CheckpointConfig, tensors: Mapping[str, TensorInfo]
-) -> WeightPlan:
+def engine_weight_plan(config: CheckpointConfig, tensors: Mapping[str, TensorInfo]) -> WeightPlan:
     """Take the checkpoint's ``bigram.`` prefix off; everything else has the model's own names."""
     del config, tensors
     return WeightPlan(rules=(Rename(prefix="bigram.", to=""),))
