@@ -43,7 +43,7 @@ def run_engine(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
         ("missing", "import a_module_that_does_not_exist\n", "failed"),
         (
             "misspelt",
-            "from engine_core.markers import hookimpl\n@hookimpl\ndef engine_familys(): return []\n",
+            "from engine_core.markers import hookimpl\n@hookimpl\ndef engine_family(): ...\n",
             "failed",
         ),
     ],
