@@ -307,7 +307,8 @@ class Worker(Generic[ResourceT]):
             jobs = [job for job in (self._running, *self._queue) if job is not None]
             self._running = None
             self._queue.clear()
-        for job in (*jobs, self._opened):
+        waiters: list[Job[Any, Any]] = [*jobs, self._opened]
+        for job in waiters:
             error = _died(cause)
             error.__cause__ = cause
             job.fail(error)
