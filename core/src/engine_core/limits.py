@@ -68,6 +68,11 @@ class Limits:
     stop_string_bytes: int = 4096
     logit_bias_entries: int = 4096
     top_logprobs: int = 64
+    temperature: float = 2.0
+    repetition_penalty: float = 100.0
+    penalty: float = 2.0  # presence and frequency, either sign
+    logit_bias: float = 100.0  # either sign
+    deadline_seconds: float = 31_536_000.0
     reasoning_budget: int = 1_048_576
     speculative_tokens: int = 8
 

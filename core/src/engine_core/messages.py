@@ -7,7 +7,9 @@ what a caller passes (these records or OpenAI-style dicts) into checked records.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+import os
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +17,7 @@ import attrs
 
 from engine_core.errors import InvalidRequest
 from engine_core.limits import LIMITS
-from engine_core.values import freeze_json
+from engine_core.values import FrozenDict, freeze_json, shown
 
 __all__ = [
     "AudioPart",
@@ -32,6 +34,8 @@ __all__ = [
     "Usage",
     "VideoPart",
 ]
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 Role = Literal["system", "user", "assistant", "tool"]
 """Who speaks. ``developer`` is read as ``system``."""
@@ -66,6 +70,22 @@ def _encoded(data: object) -> bytes:
     return bytes(data)
 
 
+def _local_path(path: object) -> Path:
+    if not isinstance(path, (str, os.PathLike)) or isinstance(path, bytes):
+        raise InvalidRequest(
+            f"media part: path must be a local file name, got {type(path).__name__}",
+            code="request.messages.content",
+        )
+    name = os.fspath(path)
+    if not isinstance(name, str) or not name or "\0" in name or _SCHEME.match(name):
+        raise InvalidRequest(
+            f"media part: path must be a local file name, got {shown(name)}",
+            code="request.messages.content",
+            hint="nothing is fetched; read the item yourself and pass its bytes",
+        )
+    return Path(name)
+
+
 def _bytes_repr(data: bytes | None) -> str:
     return "None" if data is None else f"<{len(data)} bytes>"
 
@@ -88,7 +108,7 @@ class MediaPart:
         converter=attrs.converters.optional(_encoded),
         repr=_bytes_repr,
     )
-    path: Path | None = attrs.field(default=None, converter=attrs.converters.optional(Path))
+    path: Path | None = attrs.field(default=None, converter=attrs.converters.optional(_local_path))
 
     def __attrs_post_init__(self) -> None:
         """Refuse a part with no source or with two."""
@@ -141,9 +161,12 @@ Part = TextPart | ImagePart | AudioPart | VideoPart | TranslationPart
 
 
 def _frozen_object(subject: str, code: str, max_bytes: int, value: object) -> Mapping[str, Any]:
+    if isinstance(value, FrozenDict):
+        return value
     if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{subject}: must be a mapping, got {type(value).__name__}", code=code)
-    frozen: Mapping[str, Any] = freeze_json(
+        raise InvalidRequest(f"{subject}: must be a mapping, got {shown(value)}", code=code)
+    frozen: Mapping[str, Any]
+    frozen, _ = freeze_json(
         value,
         subject,
         max_bytes=max_bytes,
@@ -198,12 +221,21 @@ class ToolCall:
     arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=_frozen_arguments)
 
 
-def _parts(content: str | Iterable[Part] | None) -> tuple[Part, ...]:
+def _parts(content: str | Sequence[Part] | None) -> tuple[Part, ...]:
     if content is None:
         return ()
     if isinstance(content, str):
         return (TextPart(content),)
+    if not isinstance(content, (list, tuple)):
+        raise InvalidRequest(
+            f"message: content must be text or a list of parts, got {shown(content)}",
+            code="request.messages.content",
+        )
     return tuple(content)
+
+
+def _calls(calls: Sequence[ToolCall] | None) -> tuple[ToolCall, ...]:
+    return () if calls is None else tuple(calls)
 
 
 @attrs.frozen(kw_only=True)
@@ -222,7 +254,7 @@ class Message:
     role: Role
     content: tuple[Part, ...] = attrs.field(default=(), converter=_parts)
     reasoning: str | None = None
-    tool_calls: tuple[ToolCall, ...] = attrs.field(default=(), converter=tuple)
+    tool_calls: tuple[ToolCall, ...] = attrs.field(default=(), converter=_calls)
     tool_call_id: str | None = None
     name: str | None = None
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from engine_core.errors import InvalidRequest
 
-__all__ = ["FrozenDict", "FrozenList", "freeze_json", "shown", "thaw_json"]
+__all__ = ["FrozenDict", "FrozenList", "freeze_json", "is_empty", "shown", "text_size", "thaw_json"]
 
 _SHOWN_CHARS = 60
 
@@ -73,9 +73,31 @@ class FrozenList(list[Any]):
         return (type(self), (list(self),))
 
 
+def text_size(text: str, subject: str, code: str) -> int:
+    """Count a text's UTF-8 bytes.
+
+    Args:
+        text: The text.
+        subject: What the text is, for the error.
+        code: Error code.
+
+    Returns:
+        Its length in bytes.
+
+    Raises:
+        InvalidRequest: The text holds a lone surrogate, which no tokenizer can encode.
+    """
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as exc:
+        raise InvalidRequest(
+            f"{subject}: text must be valid Unicode, got a lone surrogate at {exc.start}", code=code
+        ) from exc
+
+
 def freeze_json(
     value: object, subject: str, *, max_bytes: int, max_depth: int, max_digits: int, code: str
-) -> Any:
+) -> tuple[Any, int]:
     """Copy a JSON value into one that nobody can change.
 
     The size is bounded while copying, so that a value whose parts are shared many times over
@@ -84,13 +106,13 @@ def freeze_json(
     Args:
         value: ``None``, bool, int, finite float, str, list or tuple, mapping with string keys.
         subject: What the value is, for the error, e.g. ``"tools[0].parameters"``.
-        max_bytes: Bound on the UTF-8 length of its compact JSON text.
+        max_bytes: Bound on its size: UTF-8 bytes of its texts, digits, brackets and quotes.
         max_depth: Bound on nested containers.
         max_digits: Bound on the decimal digits of an integer.
         code: Error code.
 
     Returns:
-        Scalars as they are, :class:`FrozenList`, :class:`FrozenDict`.
+        The copy (scalars, :class:`FrozenList`, :class:`FrozenDict`) and its size in bytes.
 
     Raises:
         InvalidRequest: The value is no JSON value or exceeds a bound.
@@ -105,11 +127,11 @@ def freeze_json(
         nonlocal size
         size += count
         if size > max_bytes:
-            fail(f"must fit {max_bytes} bytes as JSON", "more")
+            fail(f"must fit {max_bytes} bytes", "more")
 
     def copy(item: object, depth: int) -> Any:
         if isinstance(item, str):
-            charge(_text_size(item, subject, code) + 2)
+            charge(text_size(item, subject, code) + 2)
             return str(item)
         if item is None or isinstance(item, bool):
             charge(4)
@@ -133,7 +155,7 @@ def freeze_json(
             for key, entry in item.items():
                 if not isinstance(key, str):
                     fail("object keys must be strings", shown(key))
-                charge(_text_size(key, subject, code) + 4)
+                charge(text_size(key, subject, code) + 4)
                 pairs[str(key)] = copy(entry, depth + 1)
             return FrozenDict(pairs)
         if isinstance(item, (list, tuple)):
@@ -141,16 +163,7 @@ def freeze_json(
             return FrozenList([copy(entry, depth + 1) for entry in item])
         return fail("must hold JSON values only", shown(item))
 
-    return copy(value, 0)
-
-
-def _text_size(text: str, subject: str, code: str) -> int:
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError as exc:
-        raise InvalidRequest(
-            f"{subject}: text must be valid Unicode, got a lone surrogate at {exc.start}", code=code
-        ) from exc
+    return copy(value, 0), size
 
 
 def thaw_json(value: Any) -> Any:
@@ -167,3 +180,15 @@ def thaw_json(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [thaw_json(entry) for entry in value]
     return value
+
+
+def is_empty(value: object) -> bool:
+    """Tell whether a field that nobody reads may be dropped without losing anything.
+
+    Args:
+        value: A field's value.
+
+    Returns:
+        True for ``None`` and for an empty string, list, tuple or mapping.
+    """
+    return value is None or (isinstance(value, (str, list, tuple, Mapping)) and not value)

@@ -1,0 +1,211 @@
+"""Checks of single request options: each takes any value and gives the normalised one.
+
+Everything here is plain Python, so that a bad request fails before any array is made.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from engine_core.errors import InvalidRequest
+from engine_core.limits import LIMITS
+from engine_core.values import freeze_json, shown, text_size
+
+__all__ = [
+    "Check",
+    "boolean",
+    "callback",
+    "callbacks",
+    "integer",
+    "json_object",
+    "logit_bias",
+    "nullable",
+    "number",
+    "refuse",
+    "stop_strings",
+    "text",
+]
+
+Check = Callable[[str, Any], Any]
+"""``(option name, value) -> normalised value``; raises ``InvalidRequest``."""
+
+
+def refuse(option: str, rule: str, got: str, hint: str = "") -> NoReturn:
+    """Refuse an option's value.
+
+    Args:
+        option: Option name.
+        rule: What the value must be.
+        got: What it is.
+        hint: What to do.
+
+    Raises:
+        InvalidRequest: Always, with code ``request.<option>``.
+    """
+    raise InvalidRequest(f"{option}: {rule}, got {got}", code=f"request.{option}", hint=hint)
+
+
+def nullable(check: Check, default: Any = None) -> Check:
+    """Let ``None`` stand for an option that was not given.
+
+    Args:
+        check: Check of any other value.
+        default: What ``None`` means.
+
+    Returns:
+        The check.
+    """
+    return lambda option, value: default if value is None else check(option, value)
+
+
+def boolean(option: str, value: object) -> bool:
+    """Check a flag."""
+    if not isinstance(value, bool):
+        refuse(option, "must be True or False", shown(value))
+    return value
+
+
+def integer(low: int, high: int) -> Check:
+    """Make a check of an integer; ``bool`` is none.
+
+    Args:
+        low: Smallest value.
+        high: Largest value.
+
+    Returns:
+        The check.
+    """
+
+    def check(option: str, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            refuse(option, "must be an integer", shown(value))
+        whole = int(value)
+        if not low <= whole <= high:
+            refuse(option, f"must be {low} to {high}", shown(whole))
+        return whole
+
+    return check
+
+
+def number(low: float, high: float, *, above: bool = False) -> Check:
+    """Make a check of a finite number.
+
+    Args:
+        low: Smallest value.
+        high: Largest value.
+        above: Whether ``low`` itself is refused.
+
+    Returns:
+        The check.
+    """
+    rule = f"must be above {low} and at most {high}" if above else f"must be {low} to {high}"
+
+    def check(option: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            refuse(option, "must be a number", shown(value))
+        # Compared as it came: converting a huge integer first would overflow.
+        real: Any = value
+        # NaN compares false with everything, so it fails here too.
+        if not (low < real if above else low <= real) or not real <= high:
+            refuse(option, rule, shown(real))
+        return float(real)
+
+    return check
+
+
+def text(max_bytes: int) -> Check:
+    """Make a check of a text.
+
+    Args:
+        max_bytes: Longest text (UTF-8 bytes).
+
+    Returns:
+        The check.
+    """
+
+    def check(option: str, value: object) -> str:
+        if not isinstance(value, str):
+            refuse(option, "must be a string", shown(value))
+        size = text_size(value, option, f"request.{option}")
+        if size > max_bytes:
+            refuse(option, f"must fit {max_bytes} bytes", str(size))
+        return value
+
+    return check
+
+
+def stop_strings(option: str, value: object) -> tuple[str, ...]:
+    """Check stop strings: one text or a list of texts, none of them empty."""
+    if isinstance(value, str):
+        value = (value,)
+    if not isinstance(value, (list, tuple)):
+        refuse(option, "must be a string or a list of strings", shown(value))
+    if len(value) > LIMITS.stop_strings:
+        refuse(option, f"must be at most {LIMITS.stop_strings} strings", str(len(value)))
+    check = text(LIMITS.stop_string_bytes)
+    if "" in value:
+        refuse(option, "must be non-empty strings", "''")
+    return tuple(check(option, item) for item in value)
+
+
+def logit_bias(option: str, value: object) -> Mapping[int, float]:
+    """Check a logit bias: token id (or its decimal text, as JSON writes keys) -> bias."""
+    if not isinstance(value, Mapping):
+        refuse(option, "must map token ids to numbers", shown(value))
+    if len(value) > LIMITS.logit_bias_entries:
+        refuse(option, f"must be at most {LIMITS.logit_bias_entries} entries", str(len(value)))
+    check_id = integer(0, LIMITS.tensor_dimension - 1)
+    check_bias = number(-LIMITS.logit_bias, LIMITS.logit_bias)
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        # At most ten digits: int() of a long text takes quadratic time.
+        written = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10
+        token = check_id(option, int(key) if written else key)
+        if token in biases:
+            refuse(option, "must name a token once", str(token))
+        biases[token] = check_bias(option, bias)
+    return MappingProxyType(biases)
+
+
+def json_object(max_bytes: int) -> Check:
+    """Make a check of a JSON object; the result is a frozen copy.
+
+    Args:
+        max_bytes: Its largest size in bytes.
+
+    Returns:
+        The check.
+    """
+
+    def check(option: str, value: object) -> Mapping[str, Any]:
+        if not isinstance(value, Mapping):
+            refuse(option, "must be a mapping", shown(value))
+        frozen: Mapping[str, Any]
+        frozen, _ = freeze_json(
+            value,
+            option,
+            max_bytes=max_bytes,
+            max_depth=LIMITS.json_depth,
+            max_digits=LIMITS.json_number_digits,
+            code=f"request.{option}",
+        )
+        return frozen
+
+    return check
+
+
+def callback(option: str, value: object) -> Callable[..., Any]:
+    """Check a callable."""
+    if not callable(value):
+        refuse(option, "must be callable", shown(value))
+    return value
+
+
+def callbacks(option: str, value: object) -> tuple[Callable[..., Any], ...]:
+    """Check a list of callables."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        refuse(option, "must be a list of callables", shown(value))
+    return tuple(callback(option, item) for item in value)
