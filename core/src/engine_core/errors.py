@@ -13,6 +13,7 @@ __all__ = [
     "BackendError",
     "BackendUnavailable",
     "Busy",
+    "CacheError",
     "CallbackError",
     "Cancelled",
     "CapabilityUnavailable",
@@ -127,6 +128,12 @@ class ModelError(EngineError):
     """A forward pass could not be carried out or produced unusable numbers."""
 
     default_code = "model.failed"
+
+
+class CacheError(EngineError):
+    """A layer cache was used against its contract; its state did not change."""
+
+    default_code = "cache.misuse"
 
 
 class InvalidRequest(EngineError):

@@ -1,0 +1,1 @@
+"""What a model remembers between forward calls: one cache a layer, built from data."""

@@ -1,0 +1,274 @@
+"""The contract of a layer cache, and what is done to a whole list of them."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import attrs
+
+from engine_core.errors import CacheError
+from engine_core.limits import LIMITS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import mlx.core as mx
+
+__all__ = [
+    "LayerCache",
+    "Mark",
+    "cache_arrays",
+    "cache_nbytes",
+    "distinct_caches",
+    "fork_caches",
+    "keep_caches",
+    "mark_caches",
+]
+
+KEEP_ROWS = LIMITS.keep_rows
+
+
+@attrs.frozen(eq=False)
+class Mark:
+    """A position of one cache to which ``keep`` can go back.
+
+    A mark never refers to an append buffer, which would make every later append copy it. Drop the
+    mark when it is no longer needed: a recurrent cache records rows only while one is alive.
+
+    Attributes:
+        offset: Tokens the cache had been fed.
+        slots: State of a recurrent cache at that position, empty for attention.
+    """
+
+    offset: int
+    slots: tuple[mx.array, ...] = ()
+
+
+class LayerCache(ABC):
+    """State of one layer for one request, or for one stored prefix.
+
+    Attributes:
+        offset: Tokens fed so far, absolute.
+    """
+
+    __slots__ = ("__weakref__", "_last_start", "_marks", "offset")
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.offset = 0
+        self._marks: list[weakref.ref[Mark]] = []
+        # The furthest position at which an append ever began: what a sliding cache dropped is
+        # measured from there, so it decides which marks can still be honoured.
+        self._last_start = 0
+
+    @property
+    def is_pristine(self) -> bool:
+        """Whether nothing has been fed."""
+        return self.offset == 0
+
+    @abstractmethod
+    def arrays(self) -> list[mx.array]:
+        """Arrays that must be evaluated for the state to be real."""
+
+    @abstractmethod
+    def buffers(self) -> dict[int, int]:
+        """Bytes of every buffer held, by an identity that views of one buffer share."""
+
+    def nbytes(self) -> int:
+        """Bytes held, shared buffers counted in full."""
+        return sum(self.buffers().values())
+
+    @abstractmethod
+    def fork(self) -> LayerCache:
+        """Make an independent view of the same state without copying an append buffer.
+
+        Marks stay with the original.
+        """
+
+    @abstractmethod
+    def detach(self) -> None:
+        """Stop pinning memory that is not part of the state; call it before storing a fork.
+
+        Every mark becomes invalid.
+
+        Raises:
+            BackendError: The device failed to compute the state.
+        """
+
+    @abstractmethod
+    def can_trim_to(self, length: int) -> bool:
+        """Whether ``trim_to`` would succeed.
+
+        Args:
+            length: Absolute position (tokens).
+        """
+
+    @abstractmethod
+    def _rewind(self, mark: Mark, rows: int) -> None:
+        """Make the state that of ``mark`` plus ``rows`` rows; arguments are already checked."""
+
+    def _capture(self) -> tuple[mx.array, ...]:
+        """State a mark has to carry, besides the offset."""
+        return ()
+
+    def mark(self) -> Mark:
+        """Remember this position.
+
+        Returns:
+            A mark for :meth:`keep`. It stays usable while appends start at most 16 rows after it
+            and until an older mark is kept.
+        """
+        mark = Mark(self.offset, self._capture())
+        self._marks = [ref for ref in self._marks if ref() is not None]
+        self._marks.append(weakref.ref(mark))
+        return mark
+
+    def keep(self, mark: Mark, rows: int) -> None:
+        """Take back all rows after the first ``rows`` rows fed since ``mark``.
+
+        Afterwards the cache is as if only those rows had been fed. Marks newer than ``mark``
+        become invalid; ``mark`` itself and older ones stay valid.
+
+        Args:
+            mark: A mark of this cache.
+            rows: 0 to 16, at most the rows fed since the mark.
+
+        Raises:
+            CacheError: The mark belongs to another cache, was invalidated or is too old, or
+                ``rows`` is out of range. The state does not change.
+        """
+        index = self._check_keep(mark, rows)
+        if mark.offset + rows != self.offset:
+            self._rewind(mark, rows)
+            self.offset = mark.offset + rows
+        del self._marks[index + 1 :]
+
+    def trim_to(self, length: int) -> None:
+        """Rewind to an absolute position; every mark becomes invalid.
+
+        Args:
+            length: Tokens to keep, at most ``offset``.
+
+        Raises:
+            CacheError: This cache cannot go back that far. The state does not change.
+        """
+        if not self.can_trim_to(length):
+            raise CacheError(
+                f"cache: trim_to must name a position whose state is still held, got {length!r} "
+                f"at offset {self.offset!r} of a {type(self).__name__}",
+                code="cache.cannot_trim",
+                hint="feed the tokens again from the nearest stored prefix",
+            )
+        self.offset = length
+        self._last_start = min(self._last_start, length)
+        self._marks.clear()
+
+    def _check_keep(self, mark: Mark, rows: int) -> int:
+        """Validate a ``keep`` and give the index of its mark."""
+        alive = [ref() for ref in self._marks]
+        if mark not in alive:
+            raise CacheError(
+                "cache: keep needs a mark of this cache that no older keep has undone, "
+                f"got one at offset {mark.offset!r}",
+                code="cache.mark_invalid",
+                hint="take a new mark after keeping an older one",
+            )
+        fed = self.offset - mark.offset
+        if isinstance(rows, bool) or not isinstance(rows, int) or not 0 <= rows <= KEEP_ROWS:
+            raise CacheError(
+                f"cache: keep takes 0 to {KEEP_ROWS} rows, got {rows!r}", code="cache.keep_rows"
+            )
+        if rows > fed:
+            raise CacheError(
+                f"cache: keep cannot keep more rows than the {fed!r} fed since the mark, "
+                f"got {rows!r}",
+                code="cache.keep_rows",
+            )
+        if self._last_start - mark.offset > KEEP_ROWS:
+            raise CacheError(
+                f"cache: a mark lasts while appends start at most {KEEP_ROWS} rows after it, "
+                f"got one {self._last_start - mark.offset!r} rows after it",
+                code="cache.mark_expired",
+                hint="mark closer to the rows that may be taken back",
+            )
+        return alive.index(mark)
+
+    def _live_marks(self) -> list[Mark]:
+        """Marks that can still be kept, oldest first."""
+        marks = (ref() for ref in self._marks)
+        return [
+            mark
+            for mark in marks
+            if mark is not None and self._last_start - mark.offset <= KEEP_ROWS
+        ]
+
+
+def distinct_caches(caches: Iterable[LayerCache]) -> list[LayerCache]:
+    """Each cache object once: a layer that shares a donor's cache repeats it in the list.
+
+    Args:
+        caches: One entry a layer.
+
+    Returns:
+        The distinct objects in order.
+    """
+    return list(dict.fromkeys(caches))
+
+
+def cache_arrays(caches: Iterable[LayerCache]) -> list[mx.array]:
+    """All arrays that must be evaluated for the state of all layers to be real."""
+    return [array for cache in distinct_caches(caches) for array in cache.arrays()]
+
+
+def cache_nbytes(caches: Iterable[LayerCache]) -> int:
+    """Bytes held by any number of caches, every distinct buffer counted once.
+
+    Args:
+        caches: Caches of one request, or of several requests and stored prefixes together.
+    """
+    total: dict[int, int] = {}
+    for cache in caches:
+        total.update(cache.buffers())
+    return sum(total.values())
+
+
+def fork_caches(caches: Sequence[LayerCache]) -> list[LayerCache]:
+    """Fork every layer; layers that shared one cache share its fork."""
+    forks = {id(cache): cache.fork() for cache in distinct_caches(caches)}
+    return [forks[id(cache)] for cache in caches]
+
+
+def mark_caches(caches: Sequence[LayerCache]) -> tuple[Mark, ...]:
+    """Mark every layer once.
+
+    Returns:
+        One mark a distinct cache, for :func:`keep_caches`.
+    """
+    return tuple(cache.mark() for cache in distinct_caches(caches))
+
+
+def keep_caches(caches: Sequence[LayerCache], marks: Sequence[Mark], rows: int) -> None:
+    """Keep the first ``rows`` rows since the marks on every layer.
+
+    Everything is checked before anything changes, so a refusal leaves all layers as they were.
+
+    Args:
+        caches: The list given to :func:`mark_caches`.
+        marks: Its result.
+        rows: 0 to 16.
+
+    Raises:
+        CacheError: A layer refuses.
+    """
+    layers = distinct_caches(caches)
+    if len(layers) != len(marks):
+        raise CacheError(
+            f"cache: keep needs one mark a cache, got {len(marks)!r} for {len(layers)!r}",
+            code="cache.mark_invalid",
+        )
+    for cache, mark in zip(layers, marks, strict=True):
+        cache._check_keep(mark, rows)  # noqa: SLF001
+    for cache, mark in zip(layers, marks, strict=True):
+        cache.keep(mark, rows)
