@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import mlx.core as mx
+
     from engine_core.cache.base import LayerCache
 
 
