@@ -1,0 +1,1 @@
+"""Chat templates: where they come from, the bounded engine that renders them, the probe."""
