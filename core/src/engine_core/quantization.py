@@ -119,9 +119,11 @@ class QuantizationPlan:
 
     Attributes:
         layers: Mapped module path -> spec; only paths whose tensors really are packed.
+        notes: Remarks for the user.
     """
 
     layers: Mapping[str, QuantizationSpec] = attrs.field(converter=_freeze, factory=dict)
+    notes: tuple[str, ...] = attrs.field(default=(), eq=False)
 
     def get(self, path: str) -> QuantizationSpec | None:
         """Look one layer up.

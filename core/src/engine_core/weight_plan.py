@@ -6,14 +6,26 @@ paths of quantization overrides. Resolving a plan needs header facts only; no pa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from engine_core.errors import CheckpointError
+from engine_core.weight_nodes import (
+    ConcatNode,
+    Node,
+    PermuteNode,
+    ResolvedWeights,
+    Source,
+    SplitNode,
+    StackNode,
+    TensorInfo,
+    sources,
+    stored_info,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
 __all__ = [
     "Concat",
@@ -35,22 +47,19 @@ __all__ = [
     "sources",
 ]
 
-WEIGHT = ".weight"
+WEIGHT: Final = ".weight"
 
 
-@attrs.frozen
-class TensorInfo:
-    """Header facts of one tensor.
+def _integers(values: Iterable[int]) -> tuple[int, ...]:
+    return tuple(values)
 
-    Attributes:
-        shape: Sizes, outermost first.
-        dtype: As safetensors spells it, e.g. ``"F32"``, ``"BF16"``, ``"U32"``.
-        shard: Index of the file that holds it (of the first one for a combined tensor).
-    """
 
-    shape: tuple[int, ...] = attrs.field(converter=tuple)
-    dtype: str
-    shard: int = 0
+def _texts(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(values)
+
+
+def _rules(values: Iterable[Rule]) -> tuple[Rule, ...]:
+    return tuple(values)
 
 
 @attrs.frozen
@@ -105,7 +114,7 @@ class Permute:
     """
 
     suffix: str = attrs.field(validator=attrs.validators.min_len(1))
-    axes: tuple[int, ...] = attrs.field(converter=tuple)
+    axes: tuple[int, ...] = attrs.field(converter=_integers)
 
     def __attrs_post_init__(self) -> None:
         """Refuse axes that are no permutation."""
@@ -169,8 +178,8 @@ class Split:
     """
 
     key: str
-    into: tuple[str, ...] = attrs.field(converter=tuple)
-    sizes: tuple[int, ...] = attrs.field(converter=tuple)
+    into: tuple[str, ...] = attrs.field(converter=_texts)
+    sizes: tuple[int, ...] = attrs.field(converter=_integers)
     axis: int = 0
 
     def __attrs_post_init__(self) -> None:
@@ -200,7 +209,7 @@ class Concat:
         axis: Axis to join along, negative counts from the end.
     """
 
-    sources: tuple[str, ...] = attrs.field(converter=tuple)
+    sources: tuple[str, ...] = attrs.field(converter=_texts)
     into: str
     axis: int = 0
 
@@ -220,103 +229,6 @@ Rule = Rename | Drop | Permute | Stack | Split | Concat
 
 
 @attrs.frozen
-class Source:
-    """A tensor as it lies in the checkpoint.
-
-    Attributes:
-        key: Checkpoint-verbatim key.
-        info: Header facts.
-    """
-
-    key: str
-    info: TensorInfo
-
-
-@attrs.frozen
-class PermuteNode:
-    """A child with reordered axes; ``info`` holds the facts afterwards."""
-
-    child: Node
-    axes: tuple[int, ...]
-    info: TensorInfo
-
-
-@attrs.frozen
-class StackNode:
-    """Children stacked along a new first axis; ``info`` holds the facts afterwards."""
-
-    children: tuple[Node, ...]
-    info: TensorInfo
-
-
-@attrs.frozen
-class SplitNode:
-    """Rows ``start`` to ``stop`` of a child along ``axis``; ``info`` holds the facts afterwards."""
-
-    child: Node
-    axis: int
-    start: int
-    stop: int
-    info: TensorInfo
-
-
-@attrs.frozen
-class ConcatNode:
-    """Children joined along ``axis``; ``info`` holds the facts afterwards."""
-
-    children: tuple[Node, ...]
-    axis: int
-    info: TensorInfo
-
-
-Node = Source | PermuteNode | StackNode | SplitNode | ConcatNode
-"""How one parameter is made from checkpoint tensors."""
-
-
-def sources(node: Node) -> Iterator[Source]:
-    """Walk the checkpoint tensors under an expression, in order, repeats included.
-
-    Args:
-        node: Any expression.
-
-    Yields:
-        Its leaves.
-    """
-    match node:
-        case Source():
-            yield node
-        case PermuteNode() | SplitNode():
-            yield from sources(node.child)
-        case StackNode() | ConcatNode():
-            for child in node.children:
-                yield from sources(child)
-
-
-def _stored(node: Node) -> TensorInfo:
-    """Facts of an expression before any permutation on its outside."""
-    while isinstance(node, PermuteNode):
-        node = node.child
-    return node.info
-
-
-@attrs.frozen(kw_only=True)
-class ResolvedWeights:
-    """A plan applied to the tensors of one checkpoint.
-
-    Attributes:
-        targets: Mapped key -> how it is made.
-        infos: Mapped key -> facts as mapped.
-        stored: Mapped key -> facts as stored, that is before permutation.
-        dropped: Checkpoint key -> why it stays unread.
-    """
-
-    targets: Mapping[str, Node]
-    infos: Mapping[str, TensorInfo]
-    stored: Mapping[str, TensorInfo]
-    dropped: Mapping[str, str]
-
-
-@attrs.frozen
 class WeightPlan:
     """Rules that run in order, each over the whole key set.
 
@@ -324,7 +236,7 @@ class WeightPlan:
         rules: The steps; a later rule sees the keys that the earlier ones made.
     """
 
-    rules: tuple[Rule, ...] = attrs.field(converter=tuple, default=())
+    rules: tuple[Rule, ...] = attrs.field(converter=_rules, default=())
 
     def map_key(self, key: str) -> tuple[str, ...]:
         """Map one key without knowing which others exist.
@@ -374,11 +286,12 @@ class WeightPlan:
         dropped: dict[str, str] = {}
         for rule in self.rules:
             nodes = _apply(rule, nodes, dropped)
+        used = {leaf.key for node in nodes.values() for leaf in sources(node)} if dropped else ()
         return ResolvedWeights(
             targets=nodes,
             infos={key: node.info for key, node in nodes.items()},
-            stored={key: _stored(node) for key, node in nodes.items()},
-            dropped=dropped,
+            stored={key: stored_info(node) for key, node in nodes.items()},
+            dropped={key: reason for key, reason in dropped.items() if key not in used},
         )
 
 
