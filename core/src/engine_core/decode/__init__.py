@@ -1,0 +1,1 @@
+"""Turning logits into tokens: prefill, sampling and the decode loop."""

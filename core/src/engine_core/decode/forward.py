@@ -1,0 +1,125 @@
+"""One guarded forward call: every failure is typed and names the position it happened at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from engine_core.backend import evaluation_error
+from engine_core.errors import EngineError, ModelError
+from engine_core.step import StepInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine_core.cache.base import LayerCache
+    from engine_core.step import CausalLM
+
+__all__ = [
+    "forward_hidden",
+    "head_rows",
+    "non_finite_error",
+    "queue",
+]
+
+
+def forward_hidden(
+    model: CausalLM, caches: Sequence[LayerCache], ids: mx.array, position: int
+) -> mx.array:
+    """Run the layers over one block of rows.
+
+    Args:
+        model: The family's model.
+        caches: One cache a layer; they grow by ``L`` rows.
+        ids: ``[1, L]`` int32.
+        position: Absolute position of the first row (tokens).
+
+    Returns:
+        ``[1, L, H]`` after the final norm, not evaluated.
+
+    Raises:
+        ModelError: The model raised or gave back another number of rows; the caches hold an
+            unknown part of the block and must not be used again.
+    """
+    try:
+        hidden = model.forward(StepInput(ids=ids, positions=position), caches).hidden
+    except EngineError:
+        raise
+    except Exception as exc:
+        # The plugin boundary: whatever a family's code raises becomes one typed error.
+        raise ModelError(
+            f"forward: must run at position {position}, got {type(exc).__name__}: {exc}",
+            code="model.forward",
+            hint="the family plugin's forward raised; its own error is the cause",
+        ) from exc
+    if hidden.ndim != 3 or hidden.shape[:2] != ids.shape:
+        raise ModelError(
+            f"forward: hidden rows must have shape {(*ids.shape, 'H')!r}, got {hidden.shape!r}",
+            code="model.shape",
+        )
+    return hidden
+
+
+def head_rows(model: CausalLM, hidden: mx.array, position: int) -> mx.array:
+    """Project hidden rows to the vocabulary.
+
+    Args:
+        model: The family's model.
+        hidden: ``[1, N, H]``, only rows whose logits somebody reads.
+        position: Absolute position of the first row (tokens), for the error message.
+
+    Returns:
+        ``[N, V]`` logits, not evaluated.
+
+    Raises:
+        ModelError: The head raised or gave back another shape.
+    """
+    try:
+        logits = model.head(hidden)
+    except EngineError:
+        raise
+    except Exception as exc:
+        # The plugin boundary, as in forward_hidden.
+        raise ModelError(
+            f"head: must run at position {position}, got {type(exc).__name__}: {exc}",
+            code="model.forward",
+            hint="the family plugin's head raised; its own error is the cause",
+        ) from exc
+    if logits.ndim != 3 or logits.shape[:2] != hidden.shape[:2] or logits.shape[2] == 0:
+        raise ModelError(
+            f"head: logits must have shape {(*hidden.shape[:2], 'V')!r}, got {logits.shape!r}",
+            code="model.shape",
+        )
+    return logits[0]
+
+
+def non_finite_error(position: int) -> ModelError:
+    """Build the error for a logit row that holds NaN or infinity.
+
+    Args:
+        position: Absolute position of the fed token whose row it is (tokens).
+
+    Returns:
+        The error to raise.
+    """
+    return ModelError(
+        f"logits: every value must be finite, got a non-finite row at position {position}",
+        code="model.non_finite",
+        hint="the weights or the compute dtype make the model overflow; try compute_dtype=float32",
+    )
+
+
+def queue(arrays: Sequence[mx.array]) -> None:
+    """Start evaluating arrays without waiting for them.
+
+    Args:
+        arrays: Lazy arrays, evaluated together.
+
+    Raises:
+        BackendError: The device refused the work.
+    """
+    try:
+        mx.async_eval(*arrays)  # type: ignore[no-untyped-call]
+    except (RuntimeError, ValueError, MemoryError, OSError) as exc:
+        raise evaluation_error(exc) from exc

@@ -1,0 +1,72 @@
+"""Teacher-forced logits of a whole sequence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+
+from engine_core.backend import evaluate
+from engine_core.cache.base import cache_arrays
+from engine_core.decode.forward import head_rows, non_finite_error
+from engine_core.decode.prefill import hidden_chunks
+from engine_core.limits import LIMITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from engine_core.cache.base import LayerCache
+    from engine_core.step import CausalLM
+
+__all__ = ["score"]
+
+
+def score(
+    model: CausalLM,
+    caches: Sequence[LayerCache],
+    ids: Sequence[int],
+    *,
+    start: int = 0,
+    chunk: int = LIMITS.prefill_chunk_tokens,
+    checkpoint: Callable[[], None] | None = None,
+    on_chunk: Callable[[int, int], None] | None = None,
+) -> NDArray[np.float32]:
+    """Compute the logits of every row of a sequence.
+
+    Args:
+        model: The family's model.
+        caches: One cache a layer; they grow by ``T`` rows.
+        ids: ``T`` token ids, at least one.
+        start: Absolute position of ``ids[0]`` (tokens).
+        chunk: Rows a chunk (tokens).
+        checkpoint: Polled before and after each chunk; raises to cancel.
+        on_chunk: Called with the rows done and the rows to do, after each chunk.
+
+    Returns:
+        ``[T, V]`` float32; row ``t`` scores the token after ``ids[t]``.
+
+    Raises:
+        ModelError: There is nothing to feed, the forward failed, or a row is not finite.
+        BackendError: An evaluation failed.
+    """
+    total = len(ids)
+    rows = np.empty((0, 0), dtype=np.float32)
+    done = 0
+    chunks = hidden_chunks(model, caches, ids, start=start, chunk=chunk, checkpoint=checkpoint)
+    for end, hidden in chunks:
+        logits = head_rows(model, hidden, start + done).astype(mx.float32)
+        evaluate(logits, *cache_arrays(caches))
+        block = np.array(logits)
+        finite = np.isfinite(block).all(axis=1)
+        if not finite.all():
+            raise non_finite_error(start + done + int(np.argmin(finite)))
+        if done == 0:
+            rows = np.empty((total, block.shape[1]), dtype=np.float32)
+        rows[done:end] = block
+        done = end
+        if on_chunk is not None:
+            on_chunk(done, total)
+    return rows
