@@ -12,7 +12,7 @@ import os
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from engine_core.checkpoint.files import read_range, stamp
 from engine_core.errors import CheckpointError
@@ -170,7 +170,7 @@ class HashThreads:
             self._leading_threads.submit(leading.run, self._stop) for leading in self.leading
         ]
 
-    def __enter__(self) -> HashThreads:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -212,9 +212,7 @@ def _parse_settings(
     overrides = {
         path: value
         for path, value in found.data.items()
-        if path not in _FIELDS
-        and not isinstance(value, (str, int, float))
-        or isinstance(value, bool)
+        if isinstance(value, bool) or not (path in _FIELDS or isinstance(value, (str, int, float)))
     }
     if len(overrides) > limits.quantization_overrides:
         raise ConfigError(

@@ -131,7 +131,7 @@ def read_checkpoint(path: str | os.PathLike[str], limits: Limits = LIMITS) -> Ch
 
 def _read(files: CheckpointFiles, limits: Limits) -> Checkpoint:
     small = _read_small_files(files, limits)
-    configs = {
+    configs: dict[str, CheckpointConfig] = {
         name: CheckpointConfig(parse_json_object(small[name], name, limits), name=name)
         for name in (CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG, *PROCESSOR_CONFIGS)
         if name in small
