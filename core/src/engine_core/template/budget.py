@@ -15,6 +15,7 @@ from jinja2 import Undefined
 from engine_core.errors import TemplateError
 
 __all__ = [
+    "BYTES_PER_UNIT_SHIFT",
     "MAX_DEPTH",
     "MAX_INTEGER_BITS",
     "SCALARS",
@@ -143,6 +144,18 @@ class Budget:
         """
         self.spend_bytes(text_bytes(*texts) * times)
 
+    def spend_integers(self, left: int, right: int) -> None:
+        """Pay for arithmetic or printing, whose time grows with the product of the lengths.
+
+        Args:
+            left: First integer.
+            right: Second integer; the same one again for printing.
+
+        Raises:
+            TemplateError: The budget is exceeded.
+        """
+        self.spend(1 + (left.bit_length() * right.bit_length() >> 18))
+
     def spend_items(self, count: int) -> None:
         """Pay for a container of ``count`` new references.
 
@@ -193,7 +206,7 @@ class Budget:
                 self.spend_bytes(count)
                 characters += count
             elif kind is int:
-                self.spend_bytes(item.bit_length() >> 3)
+                self.spend_integers(item, item)
                 characters += 3 + item.bit_length() // 3
             elif kind in _CONTAINERS:
                 if depth >= MAX_DEPTH:

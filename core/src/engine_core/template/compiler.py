@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame, MacroRef
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
-from jinja2.parser import Parser
 
 from engine_core.errors import TemplateError
 from engine_core.template.budget import BYTES_PER_UNIT_SHIFT, MAX_INTEGER_BITS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from jinja2.parser import Parser
 
 __all__ = ["BoundedCodeGenerator", "GenerationBlocks", "check_tree", "node_cost"]
 
 MAX_NODES: Final = 65_536
 MAX_TREE_DEPTH: Final = 150
-_MACRO_UNITS: Final = 16
+_BLOCK_UNITS: Final = 1
 _CONTAINER_UNITS: Final = 4
-_ROUND_UNITS: Final = 2
+
+# A leaf costs nothing beside the node that uses it; a filter or test is a Python call.
+_NODE_UNITS: Final[Mapping[type[nodes.Node], int]] = {
+    nodes.Const: 0,
+    nodes.Name: 0,
+    nodes.NSRef: 0,
+    nodes.Keyword: 0,
+    nodes.Operand: 0,
+    nodes.Pair: 0,
+    nodes.TemplateData: 0,
+    nodes.Filter: 4,
+    nodes.Test: 2,
+    nodes.Macro: 16,
+    nodes.CallBlock: 16,
+}
 
 _BLOCK_FIELDS: Final = ("body", "else_")
 _ALLOWED: Final = frozenset(
@@ -77,9 +94,9 @@ def check_tree(tree: nodes.Template) -> None:
             _refuse_size(f"have at most {MAX_NODES} syntax nodes")
         if depth > MAX_TREE_DEPTH:
             _refuse_size(f"nest at most {MAX_TREE_DEPTH} levels", code="template.nesting")
-        if isinstance(node, nodes.Const) and type(node.value) is int:
-            if node.value.bit_length() > MAX_INTEGER_BITS:
-                _refuse_size(f"have integers of at most {MAX_INTEGER_BITS} bits")
+        literal = node.value if isinstance(node, nodes.Const) else None
+        if type(literal) is int and literal.bit_length() > MAX_INTEGER_BITS:
+            _refuse_size(f"have integers of at most {MAX_INTEGER_BITS} bits")
         stack.extend((child, depth + 1) for child in node.iter_child_nodes())
 
 
@@ -94,21 +111,23 @@ def node_cost(roots: Iterable[nodes.Node]) -> int:
         roots: Statements or expressions.
 
     Returns:
-        Work units: one a node, more for what makes an object, and the bytes of literal text.
+        Work units: one a node that does something, more for what makes an object, and the bytes
+        of literal text.
     """
     units = 0
     stack = list(roots)
     while stack:
         node = stack.pop()
-        units += 1
+        units += _NODE_UNITS.get(type(node), 1)
         exclude: tuple[str, ...] = _BLOCK_FIELDS
         if isinstance(node, nodes.TemplateData):
             units += 4 * len(node.data) >> BYTES_PER_UNIT_SHIFT
         elif isinstance(node, (nodes.Macro, nodes.CallBlock)):
-            units += _MACRO_UNITS
             exclude = (*exclude, "defaults")
         elif isinstance(node, nodes.For):
             exclude = (*exclude, "test")
+        elif isinstance(node, nodes.If):
+            exclude = (*exclude, "elif_")
         elif isinstance(node, (nodes.List, nodes.Dict, nodes.Tuple)):
             units += _CONTAINER_UNITS + len(node.items)
         stack.extend(node.iter_child_nodes(exclude=exclude))
@@ -132,7 +151,7 @@ class BoundedCodeGenerator(CodeGenerator):
         opening = self._wrapped.pop(id(node), None)
         if opening is None:
             return super().visit(node, *args, **kwargs)
-        self.write(opening)
+        self.write(f"{opening}(")
         super().visit(node, *args, **kwargs)
         self.write(")")
         return None
@@ -140,7 +159,7 @@ class BoundedCodeGenerator(CodeGenerator):
     def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
         """Write a block that first pays for its own nodes."""
         nodes = list(nodes)
-        units = node_cost(nodes) + self._pending_units + _ROUND_UNITS
+        units = node_cost(nodes) + self._pending_units + _BLOCK_UNITS
         self._pending_units = 0
         self.writeline(f"environment.spend({units})")
         super().blockvisit(nodes, frame)
@@ -152,13 +171,20 @@ class BoundedCodeGenerator(CodeGenerator):
         self._pending_units = node_cost(node.defaults) + len(node.args)
         return super().macro_body(node, frame)
 
-    def visit_For(self, node: nodes.For, frame: Frame) -> None:
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802 - Jinja's name
         """Write a loop over a checked iterable; its condition pays per item."""
-        self._wrapped[id(node.iter)] = "environment.iterate("
+        self._wrapped[id(node.iter)] = "environment.iterate"
         if node.test is not None:
-            units = node_cost([node.test]) + _ROUND_UNITS
-            self._wrapped[id(node.test)] = f"(environment.spend({units}) or "
+            units = node_cost([node.test]) + _BLOCK_UNITS
+            self._wrapped[id(node.test)] = f"environment.spend({units}) or "
         super().visit_For(node, frame)
+
+    def visit_If(self, node: nodes.If, frame: Frame) -> None:  # noqa: N802 - Jinja's name
+        """Write a conditional whose later conditions pay when they are reached."""
+        for branch in node.elif_:
+            units = node_cost([branch.test]) + _BLOCK_UNITS
+            self._wrapped[id(branch.test)] = f"environment.spend({units}) or "
+        super().visit_If(node, frame)
 
     def signature(
         self,
@@ -168,9 +194,9 @@ class BoundedCodeGenerator(CodeGenerator):
     ) -> None:
         """Write call arguments; spread ones are checked."""
         if node.dyn_args is not None:
-            self._wrapped[id(node.dyn_args)] = "environment.spread("
+            self._wrapped[id(node.dyn_args)] = "environment.spread"
         if node.dyn_kwargs is not None:
-            self._wrapped[id(node.dyn_kwargs)] = "environment.spread_mapping("
+            self._wrapped[id(node.dyn_kwargs)] = "environment.spread_mapping"
         super().signature(node, frame, extra_kwargs)
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
@@ -178,13 +204,13 @@ class BoundedCodeGenerator(CodeGenerator):
             raise nodes.Impossible
         return super()._output_child_to_const(node, frame, finalize)
 
-    def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:  # noqa: ARG002
+    def _output_child_pre(self, *_: object) -> None:
         self.write("environment.text(")
 
-    def _output_child_post(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:  # noqa: ARG002
+    def _output_child_post(self, *_: object) -> None:
         self.write(")")
 
-    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802 - Jinja's name
         """Write a comparison chain as one charged call."""
         self.write("environment.compare(")
         self.visit(node.expr, frame)
@@ -193,7 +219,7 @@ class BoundedCodeGenerator(CodeGenerator):
             self.visit(operand.expr, frame)
         self.write(")")
 
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - Jinja's name
         """Write ``~`` as one charged call."""
         self.write("environment.join_text((")
         for operand in node.nodes:
@@ -201,7 +227,7 @@ class BoundedCodeGenerator(CodeGenerator):
             self.write(", ")
         self.write("))")
 
-    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802 - Jinja's name
         """Write a mapping literal with checked keys."""
         self.write("{")
         for pair in node.items:
@@ -212,7 +238,7 @@ class BoundedCodeGenerator(CodeGenerator):
             self.write(", ")
         self.write("}")
 
-    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802 - Jinja's name
         """Write an item lookup or, as one charged call, a slice."""
         if not isinstance(node.arg, nodes.Slice):
             super().visit_Getitem(node, frame)
@@ -226,4 +252,3 @@ class BoundedCodeGenerator(CodeGenerator):
             else:
                 self.visit(bound, frame)
         self.write(")")
-

@@ -10,13 +10,11 @@ import datetime
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import CodeType
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import attrs
 from jinja2 import Template
 from jinja2 import exceptions as jinja
-from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -26,6 +24,11 @@ from engine_core.template.budget import SCALARS, Budget
 from engine_core.template.compiler import BoundedCodeGenerator, GenerationBlocks, check_tree
 from engine_core.template.filters import FILTERS, TESTS, bind
 from engine_core.template.operations import Function, Operations
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+    from jinja2.runtime import Context
 
 __all__ = ["BoundedEnvironment", "CompiledTemplate", "plain_copy"]
 
@@ -52,7 +55,7 @@ _FAILURES: Final = (
 )
 
 
-class _Refused(Exception):  # noqa: N818 - the template's own decision, not a defect of it
+class _RefusedError(Exception):
     """The template called ``raise_exception``."""
 
 
@@ -60,7 +63,7 @@ class _Refused(Exception):  # noqa: N818 - the template's own decision, not a de
 def _typed_errors(action: str) -> Iterator[None]:
     try:
         yield
-    except _Refused as exc:
+    except _RefusedError as exc:
         raise TemplateError(
             f"chat template: refuses this conversation, got {str(exc)[:MAX_MESSAGE_CHARS]!r}",
             code="template.refused",
@@ -119,8 +122,8 @@ class BoundedEnvironment(Operations, ImmutableSandboxedEnvironment):
         )
         self.budget = budget
         self.spend = budget.spend
-        self.filters = bind(FILTERS, self)
-        self.tests = bind(TESTS, self)
+        self.filters: dict[str, Any] = bind(FILTERS, self)
+        self.tests: dict[str, Any] = bind(TESTS, self)
         self._clock = clock
         self.globals = {
             "dict": Function(self._dict),
@@ -132,11 +135,11 @@ class BoundedEnvironment(Operations, ImmutableSandboxedEnvironment):
 
     # What generated code calls, under the names that it uses.
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ARG002
+    def call_binop(self, _: Context, operator: str, left: Any, right: Any) -> Any:
         """Apply an arithmetic operator."""
         return self.binary(operator, left, right)
 
-    def call_unop(self, context: Context, operator: str, arg: Any) -> Any:  # noqa: ARG002
+    def call_unop(self, _: Context, operator: str, arg: Any) -> Any:
         """Apply a sign."""
         return self.unary(operator, arg)
 
@@ -148,7 +151,7 @@ class BoundedEnvironment(Operations, ImmutableSandboxedEnvironment):
         """Look an item up."""
         return self.item(obj, argument)
 
-    def call(__self, __context: Context, __obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N805, ARG002
+    def call(__self, __context: Context, __obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - no argument of a template may collide
         """Call a value."""
         kwargs.pop("_loop_vars", None)
         return __self.invoke(__obj, args, kwargs)
@@ -171,7 +174,7 @@ class BoundedEnvironment(Operations, ImmutableSandboxedEnvironment):
         return Namespace(self._dict(*args, **kwargs))
 
     def _raise_exception(self, message: Any = "") -> NoReturn:
-        raise _Refused(self.text(message)[:MAX_MESSAGE_CHARS])
+        raise _RefusedError(self.text(message)[:MAX_MESSAGE_CHARS])
 
     def _range(self, *args: Any) -> range:
         if any(type(arg) not in (int, bool) for arg in args):
@@ -243,9 +246,7 @@ class CompiledTemplate:
             code = environment.compile(tree, filename="<chat template>")
         return cls(code, limits)
 
-    def render(
-        self, variables: Mapping[str, Any], *, units: int, clock: datetime.datetime
-    ) -> str:
+    def render(self, variables: Mapping[str, Any], *, units: int, clock: datetime.datetime) -> str:
         """Render once.
 
         Args:

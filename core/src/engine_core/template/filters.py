@@ -1,11 +1,12 @@
 """The filters and tests that exist for chat templates: an allow-list, nothing else."""
 
+# ruff: noqa: FBT002 - templates pass these flags by position
+
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import GeneratorType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import Undefined
 from jinja2.runtime import Macro
@@ -14,6 +15,9 @@ from engine_core.template.budget import require_integer_size
 from engine_core.template.filters_text import TEXT_FILTERS
 from engine_core.template.methods import join_texts, require_key
 from engine_core.template.operations import BoundMethod, Function, Operations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = ["FILTERS", "TESTS", "bind"]
 
@@ -35,7 +39,7 @@ def _list(ops: Operations, value: Any) -> list[Any]:
 
 def _first(ops: Operations, value: Any) -> Any:
     ops.budget.spend(1)
-    return next(iter(ops.iterate(value)), ops.undefined("no first item, the sequence is empty"))
+    return next(iter(ops.iterate(value)), Undefined("no first item, the sequence is empty"))
 
 
 def _last(ops: Operations, value: Any) -> Any:
@@ -43,7 +47,7 @@ def _last(ops: Operations, value: Any) -> Any:
     if not isinstance(value, (*_SIZED, Undefined)):
         msg = f"a {type(value).__name__} has no last item"
         raise TypeError(msg)
-    return next(iter(reversed(value)), ops.undefined("no last item, the sequence is empty"))
+    return next(iter(reversed(value)), Undefined("no last item, the sequence is empty"))
 
 
 def _reverse(ops: Operations, value: Any) -> Any:
@@ -103,8 +107,8 @@ def _sorted(ops: Operations, keyed: list[tuple[Any, Any]], *, reverse: Any) -> l
 def _sort(
     ops: Operations,
     value: Any,
-    reverse: Any = False,  # noqa: FBT002
-    case_sensitive: Any = False,  # noqa: FBT002
+    reverse: Any = False,
+    case_sensitive: Any = False,
     attribute: Any = None,
 ) -> list[Any]:
     paths = attribute.split(",") if type(attribute) is str else [attribute]
@@ -119,9 +123,9 @@ def _sort(
 def _dictsort(
     ops: Operations,
     value: Any,
-    case_sensitive: Any = False,  # noqa: FBT002
+    case_sensitive: Any = False,
     by: Any = "key",
-    reverse: Any = False,  # noqa: FBT002
+    reverse: Any = False,
 ) -> list[tuple[Any, Any]]:
     if by not in ("key", "value"):
         msg = "dictsort sorts by key or by value"
@@ -142,7 +146,7 @@ def _dictsort(
 def _unique(
     ops: Operations,
     value: Any,
-    case_sensitive: Any = False,  # noqa: FBT002
+    case_sensitive: Any = False,
     attribute: Any = None,
 ) -> list[Any]:
     get = _getter(ops, attribute)
@@ -158,7 +162,7 @@ def _extreme(chooser: Callable[..., Any]) -> Callable[..., Any]:
     def choose(
         ops: Operations,
         value: Any,
-        case_sensitive: Any = False,  # noqa: FBT002
+        case_sensitive: Any = False,
         attribute: Any = None,
     ) -> Any:
         get = _getter(ops, attribute)
@@ -167,7 +171,7 @@ def _extreme(chooser: Callable[..., Any]) -> Callable[..., Any]:
             for item in ops.listed(value)
         ]
         if not keyed:
-            return ops.undefined("no aggregated item, the sequence is empty")
+            return Undefined("no aggregated item, the sequence is empty")
         return chooser(keyed, key=lambda pair: pair[0])[1]
 
     return choose
@@ -254,20 +258,21 @@ def _selecting(*, wanted: bool, by_attribute: bool) -> Callable[..., Any]:
         get = _getter(ops, rest.pop(0) if by_attribute else None)
         test = _named(TESTS, "test", rest.pop(0)) if rest else _truth
         return list(
-            _matching(ops, ops.listed(value), partial(test, ops), get, rest, kwargs, wanted)
+            _matching(ops, ops.listed(value), partial(test, ops), get, rest, kwargs, wanted=wanted)
         )
 
     return select
 
 
-def _matching(  # noqa: PLR0913 - one loop for four filters
+def _matching(
     ops: Operations,
     items: list[Any],
     test: Callable[..., Any],
     get: Callable[[Any], Any],
     args: list[Any],
     kwargs: dict[str, Any],
-    wanted: bool,  # noqa: FBT001
+    *,
+    wanted: bool,
 ) -> Iterator[Any]:
     for item in items:
         ops.budget.spend(4)

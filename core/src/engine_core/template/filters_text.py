@@ -1,5 +1,7 @@
 """Text and number filters of chat templates, each paid for before it runs."""
 
+# ruff: noqa: FBT002 - templates pass these flags by position
+
 from __future__ import annotations
 
 import html
@@ -7,7 +9,7 @@ import json
 import math
 import re
 import textwrap
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import Undefined
 
@@ -15,7 +17,9 @@ from engine_core.errors import TemplateError
 from engine_core.template.budget import require_integer_size, text_bytes
 from engine_core.template.formatting import percent_format
 from engine_core.template.methods import LINE_BREAKS, METHODS, join_texts
-from engine_core.template.operations import Operations
+
+if TYPE_CHECKING:
+    from engine_core.template.operations import Operations
 
 __all__ = ["TEXT_FILTERS"]
 
@@ -31,10 +35,10 @@ _STRING = METHODS[str]
 def to_json(
     ops: Operations,
     value: Any,
-    ensure_ascii: Any = False,  # noqa: FBT002 - the positional order templates rely on
+    ensure_ascii: Any = False,
     indent: Any = None,
     separators: Any = None,
-    sort_keys: Any = False,  # noqa: FBT002
+    sort_keys: Any = False,
 ) -> str:
     """Write JSON as transformers' filter does: nothing is escaped for HTML.
 
@@ -91,7 +95,7 @@ def _json_indent(indent: Any) -> int:
 def _json_separators(separators: Any) -> tuple[str, str]:
     if (
         type(separators) not in (list, tuple)
-        or len(separators) != 2  # noqa: PLR2004 - item and key separator
+        or len(separators) != 2
         or any(
             type(text) is not str or len(text) > MAX_JSON_SEPARATOR_BYTES or not text.isascii()
             for text in separators
@@ -166,8 +170,8 @@ def _indent(
     ops: Operations,
     value: Any,
     width: Any = 4,
-    first: Any = False,  # noqa: FBT002
-    blank: Any = False,  # noqa: FBT002
+    first: Any = False,
+    blank: Any = False,
 ) -> str:
     text = _string(ops, value)
     if type(width) is not str:
@@ -185,28 +189,28 @@ def _truncate(
     ops: Operations,
     value: Any,
     length: Any = 255,
-    killwords: Any = False,  # noqa: FBT002
+    killwords: Any = False,
     end: Any = "...",
     leeway: Any = 5,
 ) -> str:
-    text, end = _string(ops, value), _string(ops, end)
-    if type(length) is not int or length < len(end) or (type(leeway) is not int or leeway < 0):
+    text, ending = _string(ops, value), _string(ops, end)
+    if type(length) is not int or length < len(ending) or (type(leeway) is not int or leeway < 0):
         msg = "truncate needs a length that holds the ending, and a leeway of at least 0"
         raise ValueError(msg)
-    ops.budget.spend_text(text, end)
+    ops.budget.spend_text(text, ending)
     if len(text) <= length + leeway:
         return text
-    cut = text[: length - len(end)]
-    return (cut if killwords else cut.rsplit(" ", 1)[0]) + end
+    cut = text[: length - len(ending)]
+    return (cut if killwords else cut.rsplit(" ", 1)[0]) + ending
 
 
 def _wordwrap(
     ops: Operations,
     value: Any,
     width: Any = 79,
-    break_long_words: Any = True,  # noqa: FBT002
+    break_long_words: Any = True,
     wrapstring: Any = "\n",
-    break_on_hyphens: Any = True,  # noqa: FBT002
+    break_on_hyphens: Any = True,
 ) -> str:
     text, wrapstring = _string(ops, value), _string(ops, wrapstring)
     if type(width) is not int or width < 1:
@@ -298,7 +302,7 @@ def _default(
     ops: Operations,
     value: Any,
     default_value: Any = "",
-    boolean: Any = False,  # noqa: FBT002
+    boolean: Any = False,
 ) -> Any:
     ops.budget.spend(1)
     return default_value if isinstance(value, Undefined) or (boolean and not value) else value

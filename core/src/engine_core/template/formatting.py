@@ -18,8 +18,7 @@ MAX_FIELD_WIDTH: Final = 4096
 MAX_FIELDS: Final = 1024
 
 _PERCENT = re.compile(
-    r"%(?P<key>\([^()]*\))?[#0\- +]*(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d+)?)?[hlL]?(?P<kind>.)?",
-    re.DOTALL,
+    r"%(?:\([^()]*\))?[#0\- +]*(?P<width>\*|\d+)?(?:\.(?P<precision>\*|\d+)?)?[hlL]?.?", re.DOTALL
 )
 _BRACE_SPEC = re.compile(
     r"(?:.?[<>=^])?[-+ ]?z?#?0?(?P<width>\d*)[,_]?(?:\.(?P<precision>\d+))?[a-zA-Z%]?", re.DOTALL
@@ -72,7 +71,8 @@ def percent_format(budget: Budget, template: str, values: Any) -> str:
     # A mapping's value can be named by every field; a tuple's is used once.
     uses = fields if isinstance(values, Mapping) else 1
     budget.spend_bytes(4 * (len(template) + widths + weight.characters * uses))
-    return template % values
+    result: str = template % values
+    return result
 
 
 def brace_format(

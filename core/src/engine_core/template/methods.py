@@ -166,7 +166,7 @@ def _split(function: Callable[..., list[str]]) -> Method:
     return method
 
 
-def _splitlines(budget: Budget, text: str, keepends: Any = False) -> list[str]:  # noqa: FBT002
+def _splitlines(budget: Budget, text: str, keepends: Any = None) -> list[str]:
     budget.spend_text(text, times=len(LINE_BREAKS))
     count = 1 + sum(map(text.count, LINE_BREAKS))
     budget.spend_bytes(count * (STRING_OBJECT_BYTES + POINTER_BYTES))
@@ -241,16 +241,15 @@ def _sequence(name: str) -> Method:
 
 Method = Callable[..., Any]
 
+_SCANNING: Final = (
+    *("find", "rfind", "index", "rindex", "count", "partition", "rpartition"),
+    *("isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower"),
+    *("isnumeric", "isprintable", "isspace", "istitle", "isupper"),
+    *("removeprefix", "removesuffix"),
+)
 _STRING: Final[Mapping[str, Method]] = {
-    **{
-        name: _scan(getattr(str, name))
-        for name in (
-            "find rfind index rindex count isalnum isalpha isascii isdecimal isdigit isidentifier "
-            "islower isnumeric isprintable isspace istitle isupper partition rpartition"
-        ).split()
-    },
+    **{name: _scan(getattr(str, name)) for name in _SCANNING},
     **{name: _affix(getattr(str, name)) for name in ("startswith", "endswith")},
-    **{name: _scan(getattr(str, name)) for name in ("removeprefix", "removesuffix")},
     **{name: _strip(getattr(str, name)) for name in ("strip", "lstrip", "rstrip")},
     **{
         name: _recase(getattr(str, name))

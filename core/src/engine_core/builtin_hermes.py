@@ -1,0 +1,131 @@
+"""The tool syntax that writes each call as JSON between ``<tool_call>`` and ``</tool_call>``."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import attrs
+
+from engine_core.checkpoint.jsonio import parse_json
+from engine_core.errors import EngineError
+from engine_core.family import Proposal, Typed
+from engine_core.limits import LIMITS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from engine_core.messages import ToolDecl
+
+__all__ = ["HERMES", "HermesSyntax"]
+
+MAX_CALLS: Final = 64
+MAX_OPENERS: Final = 256
+MAX_ARGUMENTS: Final = 256
+_OPEN: Final = "<tool_call>"
+_CLOSE: Final = "</tool_call>"
+# A string without an end matches to the end, so that its inner quotes are not tried in turn.
+_JSON_STEP = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\Z)|[{}\[\]]', re.DOTALL)
+_SPACE = re.compile(r"\s*")
+_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{LIMITS.tool_name_chars}}}")
+
+
+@attrs.frozen
+class HermesSyntax:
+    """Reads ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
+
+    name: ClassVar[str] = "hermes"
+    markers: ClassVar[tuple[tuple[str, str], ...]] = ((_OPEN, _CLOSE),)
+    probe_rounds: ClassVar[int] = 2
+
+    def parse(self, text: str, tools: Sequence[ToolDecl]) -> tuple[Proposal, ...]:  # noqa: ARG002 - the types are in the JSON
+        """Read the completed calls of a reply.
+
+        The JSON is read first and the closing marker required after it, so a marker inside a
+        JSON string cuts nothing.
+
+        Args:
+            text: The answer part of a finished reply.
+            tools: Advertised tools; the markup states all types itself.
+
+        Returns:
+            Proposals in order, at most 64.
+        """
+        return tuple(_proposals(text))
+
+
+def _proposals(text: str) -> Iterator[Proposal]:
+    found = at = read = 0
+    for _ in range(MAX_OPENERS):
+        start = text.find(_OPEN, at)
+        if start < 0 or found == MAX_CALLS or read > LIMITS.arguments_total_bytes:
+            return
+        at = start + len(_OPEN)
+        proposal = _read_call(text, start, at)
+        # A call without an end was looked at up to the bound of one call.
+        read += LIMITS.arguments_bytes if proposal is None else proposal.span[1] - start
+        if proposal is not None:
+            found += 1
+            at = proposal.span[1]
+            yield proposal
+
+
+def _read_call(text: str, start: int, at: int) -> Proposal | None:
+    begin = _skip_space(text, at)
+    end = _object_end(text, begin)
+    if end is None:
+        return None
+    close = _skip_space(text, end)
+    if not text.startswith(_CLOSE, close):
+        return None
+    call = _parse(text[begin:end])
+    if call is None:
+        return None
+    name, arguments = call
+    return Proposal(
+        span=(start, close + len(_CLOSE)),
+        name=name,
+        readings=({key: Typed(value) for key, value in arguments.items()},),
+    )
+
+
+def _skip_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return at if match is None else match.end()
+
+
+def _object_end(text: str, begin: int) -> int | None:
+    """Find where the JSON object that starts here ends, strings taken into account."""
+    if not text.startswith("{", begin):
+        return None
+    depth = 0
+    for match in _JSON_STEP.finditer(text, begin, begin + LIMITS.arguments_bytes):
+        piece = match[0]
+        if piece in "{[":
+            depth += 1
+        elif piece in "}]":
+            depth -= 1
+            if depth == 0:
+                return match.end()
+        if depth > LIMITS.json_depth:
+            return None
+    return None
+
+
+def _parse(source: str) -> tuple[str, Mapping[str, Any]] | None:
+    """Read one call strictly; anything unusual is no call."""
+    try:
+        value = parse_json(source.encode(), "tool call", LIMITS)
+    except (EngineError, UnicodeEncodeError):
+        return None
+    if not isinstance(value, dict) or value.keys() != {"name", "arguments"}:
+        return None
+    name, arguments = value["name"], value["arguments"]
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        return None
+    if not isinstance(arguments, dict) or len(arguments) > MAX_ARGUMENTS:
+        return None
+    return name, arguments
+
+
+HERMES = HermesSyntax()
