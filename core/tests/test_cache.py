@@ -1,0 +1,574 @@
+"""Cache contracts one by one: memory, sharing, marks, construction."""
+
+import gc
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine_core.cache.base import (
+    cache_arrays,
+    cache_nbytes,
+    distinct_caches,
+    fork_caches,
+    keep_caches,
+    mark_caches,
+)
+from engine_core.cache.build import build_caches
+from engine_core.cache.detach import detach
+from engine_core.cache.kv import KvCache
+from engine_core.cache.recurrent import RecurrentCache
+from engine_core.errors import CacheError, PluginError
+from engine_core.family import Full, Recurrent, Shared, Sliding
+
+MIB = 1 << 20
+SLACK = 16 << 10  # scalars and rounding of the allocator
+
+
+def kv(window=None, **options):
+    return KvCache(kv_heads=1, head_dim=1, dtype=mx.float32, window=window, **options)
+
+
+def rows(*numbers):
+    return mx.array(numbers, mx.float32).reshape(1, 1, -1, 1)
+
+
+def feed(cache, *numbers):
+    keys, values = cache.append(rows(*numbers), rows(*(n + 0.5 for n in numbers)))
+    assert np.array_equal(np.array(keys) + 0.5, np.array(values))
+    return keys.reshape(-1).tolist()
+
+
+def add(slots, inputs, count):
+    return (slots[0] + inputs[0][:, :count].sum(axis=1),)
+
+
+def recurrent():
+    return RecurrentCache(shapes=[(1, 1)], dtypes=[mx.float32])
+
+
+def advance(cache, *numbers):
+    fed = mx.array(numbers, mx.float32).reshape(1, -1, 1)
+    cache.advance(add(cache.slots, (fed,), len(numbers)), len(numbers), (fed,), add)
+    return cache.slots[0].item()
+
+
+# --- memory ---------------------------------------------------------------------------------
+
+
+def large_cache(length=4096):
+    """A cache whose two buffers hold several MiB, with room for more rows."""
+    cache = KvCache(kv_heads=4, head_dim=64, dtype=mx.float32)
+    block = mx.ones((1, 4, length, 64))
+    cache.append(block, block)
+    mx.eval(cache.arrays())
+    return cache
+
+
+def append_one(cache):
+    row = mx.ones((1, 4, 1, 64))
+    keys, values = cache.append(row, row)
+    mx.eval(keys[:, :, -1], values[:, :, -1], cache.arrays())
+
+
+def peak_growth(action):
+    """Bytes in use beyond the start at the worst moment of ``action``."""
+    gc.collect()
+    mx.synchronize()
+    start = mx.get_active_memory()
+    mx.reset_peak_memory()
+    action()
+    mx.synchronize()
+    return mx.get_peak_memory() - start
+
+
+def test_append_with_room_writes_in_place():
+    cache = large_cache()
+    assert peak_growth(lambda: append_one(cache)) < MIB < cache.nbytes()
+
+
+def test_append_with_live_mark_writes_in_place():
+    cache = large_cache()
+    mark = cache.mark()
+    assert peak_growth(lambda: append_one(cache)) < MIB
+    cache.keep(mark, 0)
+    assert peak_growth(lambda: append_one(cache)) < MIB
+
+
+def test_append_beside_shorter_fork_writes_in_place():
+    cache = large_cache()
+    entry = cache.fork()
+    assert peak_growth(lambda: append_one(cache)) < MIB
+    assert (entry.offset, cache.offset) == (4096, 4097)
+
+
+def test_append_below_longer_view_copies_once():
+    cache = large_cache()
+    entry = cache.fork()
+    append_one(cache)
+    assert peak_growth(lambda: append_one(entry)) > 8 * MIB
+    assert peak_growth(lambda: append_one(entry)) < MIB
+    assert peak_growth(lambda: append_one(cache)) < MIB
+
+
+def test_append_after_longer_view_died_writes_in_place():
+    entry = large_cache()
+    request = entry.fork()
+    append_one(request)
+    del request
+    assert peak_growth(lambda: append_one(entry)) < MIB
+
+
+def test_fork_allocates_nothing():
+    cache = large_cache()
+    assert peak_growth(lambda: cache.fork().arrays()) <= 0
+
+
+def test_growth_moves_every_view_and_frees_the_old_buffer():
+    cache = large_cache(256)
+    entry = cache.fork()
+    before = cache.nbytes()
+    for _ in range(400):
+        append_one(cache)
+    assert cache.nbytes() > before
+    assert entry.buffers() == cache.buffers()
+    assert cache_nbytes([cache, entry]) == cache.nbytes()
+
+
+def test_growth_copies_a_bounded_number_of_rows():
+    cache = kv()
+    copied = 0
+    held = None
+    for length in range(0, 20_000, 50):
+        block = mx.zeros((1, 1, 50, 1))
+        cache.append(block, block)
+        capacity = cache.nbytes() // 8
+        if capacity != held:
+            copied += length
+            held = capacity
+        assert capacity <= max(256, (length + 50) * 9 // 8 + 256)
+    assert copied < 12 * 20_000
+
+
+def test_sliding_capacity_stays_near_the_window():
+    cache = kv(window=64)
+    feed(cache, *range(5000))
+    assert cache.nbytes() // 8 > 5000
+    for step in range(600):
+        feed(cache, step)
+    assert cache.nbytes() // 8 <= 256
+
+
+def test_detach_slice_frees_its_parent():
+    gc.collect()
+    start = mx.get_active_memory()
+    parent = mx.ones((1, 512, 4096))
+    mx.eval(parent)
+    part = parent[:, 3:4]
+    own = detach(part)
+    del parent, part
+    assert own.nbytes == 4096 * 4
+    assert mx.get_active_memory() - start < own.nbytes + SLACK
+    assert np.array_equal(np.array(own), np.ones((1, 1, 4096), np.float32))
+
+
+def test_detach_nearly_whole_parent_still_owns_its_memory():
+    gc.collect()
+    start = mx.get_active_memory()
+    parent = mx.ones((8, 1024))
+    mx.eval(parent)
+    own = detach(parent[:7])
+    del parent
+    assert mx.get_active_memory() - start <= own.nbytes + 1024
+
+
+@pytest.mark.parametrize("array", [mx.array(3.5), mx.zeros((0, 4)), mx.array([1, 2], mx.int32)])
+def test_detach_any_shape_keeps_values(array):
+    own = detach(array)
+    assert (own.shape, own.dtype) == (array.shape, array.dtype)
+    assert np.array_equal(np.array(own), np.array(array))
+
+
+def test_recurrent_advance_with_long_chunk_does_not_pin_it():
+    cache = RecurrentCache(shapes=[(1, 3, 1024)], dtypes=[mx.float32])
+    gc.collect()
+    start = mx.get_active_memory()
+    chunk = mx.ones((1, 512, 1024))
+    cache.advance((chunk[:, -3:],), 512, (chunk,), add)
+    mx.eval(cache.arrays())
+    del chunk
+    assert mx.get_active_memory() - start < 16 * 1024 * 4
+
+
+def test_recurrent_detach_frees_the_parent_of_a_slot():
+    cache = RecurrentCache(shapes=[(1, 3, 1024)], dtypes=[mx.float32])
+    gc.collect()
+    start = mx.get_active_memory()
+    chunk = mx.ones((1, 100, 1024))
+    cache.advance((chunk[:, -3:],), 1, (chunk[:, -1:],), add)
+    mx.eval(cache.arrays())
+    del chunk
+    assert mx.get_active_memory() - start > 99 * 4096
+    entry = cache.fork()
+    entry.detach()
+    del cache
+    assert entry.nbytes() == 3 * 4096
+    assert mx.get_active_memory() - start < 3 * 4096 + SLACK
+
+
+def test_sliding_detach_holds_its_own_rows_only():
+    cache = kv(window=4)
+    for number in range(300):
+        feed(cache, number)
+    entry = cache.fork()
+    entry.detach()
+    assert entry.nbytes() == (4 - 1 + 16) * 8
+    assert entry.buffers().keys().isdisjoint(cache.buffers())
+    assert feed(entry.fork(), 1000) == [297, 298, 299, 1000]
+    assert feed(cache, 2000) == [297, 298, 299, 2000]
+
+
+# --- accounting and sharing -----------------------------------------------------------------
+
+
+def test_new_cache_is_pristine_and_holds_nothing():
+    cache = kv()
+    assert cache.is_pristine
+    assert (cache.offset, cache.nbytes(), cache.arrays()) == (0, 0, [])
+    feed(cache, 1)
+    assert not cache.is_pristine
+
+
+def test_cache_nbytes_counts_a_shared_buffer_once():
+    cache = kv()
+    feed(cache, 1, 2)
+    entries = [cache.fork() for _ in range(3)]
+    assert cache_nbytes([cache, *entries]) == cache.nbytes() == 256 * 2 * 4
+    feed(cache, 3)
+    feed(entries[0], 4)
+    assert cache_nbytes([cache, *entries]) == 2 * cache.nbytes()
+
+
+def test_recurrent_fork_shares_slots_until_replaced():
+    cache = recurrent()
+    advance(cache, 1, 2)
+    entry = cache.fork()
+    assert cache_nbytes([cache, entry]) == 4
+    advance(cache, 5)
+    assert (cache.slots[0].item(), entry.slots[0].item()) == (8, 3)
+    assert (cache.offset, entry.offset) == (3, 2)
+
+
+def test_visible_predicts_append():
+    for window in (None, 1, 4):
+        cache = kv(window=window)
+        for count in (1, 3, 1, 7):
+            predicted = cache.visible(count)
+            assert predicted == len(feed(cache, *range(count)))
+
+
+def test_append_single_row_on_sliding_returns_exactly_the_window():
+    cache = kv(window=3)
+    assert [feed(cache, n) for n in range(5)] == [[0], [0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
+
+
+def test_trim_to_then_append_branches_from_the_untrimmed_entry():
+    entry = kv()
+    feed(entry, 1, 2, 3)
+    request = entry.fork()
+    request.trim_to(2)
+    assert feed(request, 9) == [1, 2, 9]
+    assert feed(entry, 4) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("length", [-1, 4, True, 1.0])
+def test_trim_to_bad_length_is_refused_and_changes_nothing(length):
+    cache = kv()
+    feed(cache, 1, 2, 3)
+    with pytest.raises(CacheError) as caught:
+        cache.trim_to(length)
+    assert caught.value.code == "cache.cannot_trim"
+    assert feed(cache, 4) == [1, 2, 3, 4]
+
+
+def test_trim_to_dropped_sliding_positions_is_refused():
+    cache = kv(window=4)
+    for number in range(600):
+        feed(cache, number)
+    with pytest.raises(CacheError):
+        cache.trim_to(10)
+    cache.trim_to(599)
+    assert feed(cache, 7) == [596, 597, 598, 7]
+
+
+def test_trim_to_on_recurrent_is_refused():
+    cache = recurrent()
+    advance(cache, 1, 2)
+    cache.trim_to(2)
+    with pytest.raises(CacheError):
+        cache.trim_to(1)
+    assert cache.slots[0].item() == 3
+
+
+# --- marks ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["full", "sliding", "recurrent"])
+def any_cache(request):
+    if request.param == "recurrent":
+        return recurrent(), advance
+    return kv(window=4 if request.param == "sliding" else None), feed
+
+
+def refusal(cache, mark, count):
+    before = cache.offset
+    with pytest.raises(CacheError) as caught:
+        cache.keep(mark, count)
+    assert cache.offset == before
+    return caught.value.code
+
+
+def test_keep_older_mark_invalidates_newer_ones_only(any_cache):
+    cache, add_rows = any_cache
+    oldest = cache.mark()
+    add_rows(cache, 1, 2)
+    middle = cache.mark()
+    add_rows(cache, 3)
+    newest = cache.mark()
+    add_rows(cache, 4, 5)
+    cache.keep(middle, 1)
+    assert refusal(cache, newest, 0) == "cache.mark_invalid"
+    add_rows(cache, 6)
+    cache.keep(middle, 2)
+    cache.keep(middle, 1)
+    cache.keep(oldest, 2)
+    assert refusal(cache, middle, 0) == "cache.mark_invalid"
+    got = add_rows(cache, 10)
+    assert got in ([1, 2, 10], 13)
+
+
+def test_keep_replays_only_rows_since_its_own_mark(any_cache):
+    cache, add_rows = any_cache
+    outer = cache.mark()
+    add_rows(cache, 1)
+    add_rows(cache, 2)
+    inner = cache.mark()
+    add_rows(cache, 4)
+    add_rows(cache, 8)
+    cache.keep(inner, 1)
+    assert add_rows(cache, 16) in ([1, 2, 4, 16], 23)
+    cache.keep(outer, 1)
+    assert add_rows(cache, 32) in ([1, 32], 33)
+
+
+def test_keep_that_keeps_everything_still_invalidates_newer_marks(any_cache):
+    cache, add_rows = any_cache
+    older = cache.mark()
+    add_rows(cache, 1)
+    newer = cache.mark()
+    cache.keep(older, 1)
+    assert refusal(cache, newer, 0) == "cache.mark_invalid"
+
+
+def test_keep_mark_of_another_cache_is_refused(any_cache):
+    cache, add_rows = any_cache
+    mark = cache.fork().mark()
+    add_rows(cache, 1)
+    assert refusal(cache, mark, 0) == "cache.mark_invalid"
+    assert refusal(cache.fork(), cache.mark(), 0) == "cache.mark_invalid"
+
+
+def test_keep_after_trim_or_detach_is_refused(any_cache):
+    cache, add_rows = any_cache
+    add_rows(cache, 1)
+    mark = cache.mark()
+    cache.trim_to(1)
+    assert refusal(cache, mark, 0) == "cache.mark_invalid"
+    if not (isinstance(cache, KvCache) and cache.window is None):
+        mark = cache.mark()
+        cache.detach()
+        assert refusal(cache, mark, 0) == "cache.mark_invalid"
+
+
+@pytest.mark.parametrize("count", [-1, 17, 3, True, 1.0])
+def test_keep_rows_out_of_range_is_refused(any_cache, count):
+    cache, add_rows = any_cache
+    mark = cache.mark()
+    add_rows(cache, *range(20 if count == 17 else 2))
+    assert refusal(cache, mark, count) == "cache.keep_rows"
+
+
+def test_keep_mark_far_behind_is_refused(any_cache):
+    cache, add_rows = any_cache
+    mark = cache.mark()
+    for number in range(17):
+        add_rows(cache, number)
+    cache.keep(mark, 16)
+    add_rows(cache, 1)
+    cache.keep(mark, 16)
+    for number in range(18):
+        add_rows(cache, number)
+    assert refusal(cache, mark, 16) == "cache.mark_expired"
+
+
+def test_recurrent_without_mark_records_nothing():
+    cache = recurrent()
+    advance(cache, 1, 2)
+    assert len(cache.arrays()) == 1
+    mark = cache.mark()
+    advance(cache, 3)
+    assert len(cache.arrays()) == 2
+    del mark
+    advance(cache, 4)
+    assert len(cache.arrays()) == 1
+
+
+def test_recurrent_records_at_most_sixteen_rows():
+    cache = recurrent()
+    mark = cache.mark()
+    for count in (10, 100, 50):
+        advance(cache, *range(count))
+        recorded = sum(array.shape[1] for array in cache.arrays()[1:])
+        assert recorded <= 16
+    del mark
+
+
+def test_recurrent_replay_that_fails_changes_nothing():
+    def broken(slots, inputs, count):
+        raise ArithmeticError
+
+    cache = recurrent()
+    mark = cache.mark()
+    fed = mx.ones((1, 2, 1))
+    cache.advance((mx.full((1, 1), 2.0),), 2, (fed,), broken)
+    with pytest.raises(ArithmeticError):
+        cache.keep(mark, 1)
+    assert (cache.offset, cache.slots[0].item()) == (2, 2)
+
+
+# --- refusals of rows -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        (mx.zeros((1, 1, 0, 1)), mx.zeros((1, 1, 0, 1))),
+        (mx.zeros((1, 1, 2, 1)), mx.zeros((1, 1, 3, 1))),
+        (mx.zeros((1, 2, 2, 1)), mx.zeros((1, 2, 2, 1))),
+        (mx.zeros((2, 1, 2, 1)), mx.zeros((2, 1, 2, 1))),
+        (mx.zeros((1, 1, 2, 2)), mx.zeros((1, 1, 2, 1))),
+        (mx.zeros((1, 2, 1)), mx.zeros((1, 2, 1))),
+        (mx.zeros((1, 1, 2, 1), mx.float16), mx.zeros((1, 1, 2, 1))),
+        (mx.zeros((1, 1, 2, 1)), mx.zeros((1, 1, 2, 1), mx.float16)),
+    ],
+)
+def test_append_undeclared_rows_are_refused(keys, values):
+    cache = kv()
+    feed(cache, 1)
+    with pytest.raises(CacheError) as caught:
+        cache.append(keys, values)
+    assert caught.value.code == "cache.rows"
+    assert feed(cache, 2) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("slots", "count", "inputs"),
+    [
+        ((), 1, ()),
+        ((mx.zeros((1, 2)),), 1, ()),
+        ((mx.zeros((1, 1), mx.float16),), 1, ()),
+        ((mx.zeros((1, 1)),), 0, ()),
+        ((mx.zeros((1, 1)),), 2, (mx.zeros((1, 3, 1)),)),
+        ((mx.zeros((1, 1)),), 1, (mx.zeros((1,)),)),
+    ],
+)
+def test_advance_undeclared_state_is_refused(slots, count, inputs):
+    cache = recurrent()
+    with pytest.raises(CacheError):
+        cache.advance(slots, count, inputs, add)
+    assert cache.is_pristine
+
+
+# --- lists of caches ------------------------------------------------------------------------
+
+LAYERS = (
+    Full(kv_heads=2, head_dim=4),
+    Sliding(window=3, kv_heads=1, head_dim=2, value_dim=5),
+    Shared(donor=1),
+    Recurrent(shapes=((3, 2), (4,)), dtypes=("compute", "float32")),
+    Shared(donor=0),
+)
+
+
+def test_build_caches_follows_the_specs():
+    full, sliding, shared, state, shared_full = build_caches(LAYERS, mx.float16, batch=2)
+    assert isinstance(full, KvCache)
+    assert (full.window, full.kv_heads, full.head_dim, full.value_dim) == (None, 2, 4, 4)
+    assert isinstance(sliding, KvCache)
+    assert (sliding.window, sliding.value_dim, sliding.batch) == (3, 5, 2)
+    assert sliding.dtype == mx.float16
+    assert shared is sliding
+    assert shared_full is full
+    assert isinstance(state, RecurrentCache)
+    assert [(slot.shape, slot.dtype) for slot in state.slots] == [
+        ((2, 3, 2), mx.float16),
+        ((2, 4), mx.float32),
+    ]
+    assert all(not slot.any().item() for slot in state.slots)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (Shared(donor=0),),
+        (Full(kv_heads=1, head_dim=1), Shared(donor=-1)),
+        (Full(kv_heads=1, head_dim=1), Shared(donor=0), Shared(donor=1)),
+        (Recurrent(shapes=((1,),), dtypes=("float12",)),),
+        ("full",),
+    ],
+)
+def test_build_caches_bad_spec_is_refused(layers):
+    with pytest.raises(PluginError):
+        build_caches(layers, mx.float32)
+
+
+def small_list():
+    layers = (
+        Full(kv_heads=1, head_dim=1),
+        Shared(donor=0),
+        Recurrent(shapes=((1,),), dtypes=("float32",)),
+    )
+    return build_caches(layers, mx.float32)
+
+
+def test_fork_caches_keeps_layers_sharing():
+    caches = small_list()
+    feed(caches[0], 1)
+    forks = fork_caches(caches)
+    assert forks[0] is forks[1]
+    assert forks[0] is not caches[0]
+    assert len(distinct_caches(forks)) == 2
+    assert len(cache_arrays(forks)) == 3
+
+
+def test_keep_caches_takes_rows_back_on_every_layer():
+    caches = small_list()
+    feed(caches[0], 1)
+    advance(caches[2], 1)
+    marks = mark_caches(caches)
+    feed(caches[0], 2, 3)
+    advance(caches[2], 2, 3)
+    keep_caches(caches, marks, 1)
+    assert feed(caches[0], 9) == [1, 2, 9]
+    assert advance(caches[2], 9) == 12
+
+
+def test_keep_caches_refusal_of_one_layer_changes_none():
+    caches = small_list()
+    marks = mark_caches(caches)
+    feed(caches[0], 2, 3)
+    with pytest.raises(CacheError):
+        keep_caches(caches, marks, 1)
+    with pytest.raises(CacheError):
+        keep_caches(caches, marks[:1], 0)
+    assert caches[0].offset == 2
