@@ -74,7 +74,7 @@ class Plugins:
         self._manager.add_hookspecs(hookspecs)
         self._active: list[Plugin] = []
         self._claims = Claims()
-        self._rows: list[PluginReport] = []
+        self._rows: list[tuple[PluginReport, Plugin | None]] = []
 
     @classmethod
     def load(
@@ -106,15 +106,9 @@ class Plugins:
     @property
     def reports(self) -> tuple[PluginReport, ...]:
         """One row a plugin, in loading order; an active one tells its conflicts."""
-        conflicts = {
-            (plugin.name, plugin.distribution): self._claims.conflicts_of(plugin)
-            for plugin in self._active
-        }
         return tuple(
-            attrs.evolve(row, reason=conflicts[row.name, row.distribution])
-            if row.status is PluginStatus.ACTIVE
-            else row
-            for row in self._rows
+            row if plugin is None else attrs.evolve(row, reason=self._claims.conflicts_of(plugin))
+            for row, plugin in self._rows
         )
 
     @property
@@ -133,32 +127,35 @@ class Plugins:
     ) -> None:
         """Turn a candidate into an active plugin, or into a row that says why not."""
         status, reason = candidate.status, candidate.reason
+        plugin = None
         if candidate.name in block:
             status, reason = PluginStatus.BLOCKED, "blocked by the caller"
         if status is PluginStatus.ACTIVE:
             try:
-                self._activate(candidate, implementation)
+                plugin = self._activate(candidate, implementation)
             except KeyboardInterrupt:
                 raise
             # A plugin may fail in any way, also by SystemExit, without ending the host.
             except BaseException as exc:  # noqa: BLE001
                 status, reason = PluginStatus.FAILED, reason_of(exc)
-        self._rows.append(
-            PluginReport(
-                name=candidate.name,
-                distribution=candidate.distribution,
-                version=candidate.version,
-                status=status,
-                reason=reason,
-            )
+        row = PluginReport(
+            name=candidate.name,
+            distribution=candidate.distribution,
+            version=candidate.version,
+            status=status,
+            reason=reason,
         )
+        self._rows.append((row, plugin))
 
-    def _activate(self, candidate: Candidate, implementation: object) -> None:
+    def _activate(self, candidate: Candidate, implementation: object) -> Plugin:
         if implementation is None:
             point = candidate.entry_point
             implementation = import_module(_BUILTIN) if point is None else point.load()
         check_implementation(implementation)
-        name = f"{candidate.distribution}:{candidate.name}"
+        if any(plugin.implementation is implementation for plugin in self._active):
+            raise PluginError("plugin object: must be loaded once, got it again")
+        # Names need not be unique: two distributions may bring one, which is a conflict, no crash.
+        name = f"{candidate.distribution}:{candidate.name}:{len(self._rows)}"
         self._manager.register(implementation, name)
         try:
             contributions = read_contributions(lambda hook: self._ask(implementation, hook))
@@ -176,6 +173,7 @@ class Plugins:
         )
         self._active.append(plugin)
         self._claims.add(plugin)
+        return plugin
 
     # Ownership.
 
@@ -244,7 +242,7 @@ class Plugins:
         message = f"{subject} must be one of {choices}, got {got}"
         missed = [
             f"{row.name} of {row.distribution} {row.status.value} ({row.reason})"
-            for row in self._rows
+            for row, _ in self._rows
             if row.status is not PluginStatus.ACTIVE
         ]
         if missed:
