@@ -1,28 +1,16 @@
 """Filters, penalties and draws against float64 NumPy written from their definitions."""
 
-from __future__ import annotations
-
 import math
 
+import mlx.core as mx
 import numpy as np
 import pytest
-
-from engine_core import backend
-
-backend.load_mlx()
-import mlx.core as mx  # noqa: E402
-
-from engine_core.decode import sampling  # noqa: E402
-from engine_core.decode.choice import TokenChooser  # noqa: E402
-from engine_core.decode.logprobs import measure_logprobs  # noqa: E402
-from engine_core.decode.processors import LogitAdjuster, run_user_processors  # noqa: E402
-from engine_core.decode.sampling import (  # noqa: E402
-    Sampler,
-    SamplingOptions,
-    leading_candidates,
-    step_key,
-)
-from engine_core.errors import CallbackError, InvalidRequest  # noqa: E402
+from engine_core.decode import sampling
+from engine_core.decode.choice import TokenChooser
+from engine_core.decode.logprobs import measure_logprobs
+from engine_core.decode.processors import LogitAdjuster, run_user_processors
+from engine_core.decode.sampling import Sampler, SamplingOptions, leading_candidates, step_key
+from engine_core.errors import CallbackError, InvalidRequest
 
 
 def softmax64(row):
