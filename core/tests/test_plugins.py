@@ -241,6 +241,16 @@ BROKEN = {
         """,
         "model_types",
     ),
+    "one name for several": (
+        """
+        from engine_core.family import FamilyInfo
+        from engine_core.markers import hookimpl
+        @hookimpl
+        def engine_families():
+            return [FamilyInfo(name="broken", model_types="broken")]
+        """,
+        "collection of strings",
+    ),
     "one name claimed twice": (
         """
         from engine_core.family import FamilyInfo

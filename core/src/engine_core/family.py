@@ -22,7 +22,7 @@ from engine_core.weight_plan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from engine_core.messages import Message, ToolDecl
     from engine_core.step import BuildContext, CausalLM
@@ -61,6 +61,14 @@ def _positive(_: object, attribute: attrs.Attribute[int], value: int) -> None:
         raise ValueError(msg)
 
 
+def _names(values: Iterable[str]) -> frozenset[str]:
+    """Freeze names; a lone string would silently become the set of its letters."""
+    if isinstance(values, str):
+        msg = f"names: must be a collection of strings, got {values!r}"
+        raise TypeError(msg)
+    return frozenset(values)
+
+
 @attrs.frozen(kw_only=True)
 class FamilyInfo:
     """Which checkpoints a plugin owns and what it prefers.
@@ -75,8 +83,8 @@ class FamilyInfo:
     """
 
     name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z][a-z0-9_-]{0,63}"))
-    model_types: frozenset[str] = attrs.field(converter=frozenset)
-    architectures: frozenset[str] = attrs.field(converter=frozenset, default=frozenset())
+    model_types: frozenset[str] = attrs.field(converter=_names)
+    architectures: frozenset[str] = attrs.field(converter=_names, default=frozenset())
     dialects: tuple[str, ...] = ("chatml",)
     tool_syntaxes: tuple[str, ...] = ()
     text_only: bool = True
@@ -91,7 +99,7 @@ class NormFold:
         offset: Added in float32; the result has the compute dtype. Dimensionless.
     """
 
-    keys: frozenset[str] = attrs.field(converter=frozenset, validator=attrs.validators.min_len(1))
+    keys: frozenset[str] = attrs.field(converter=_names, validator=attrs.validators.min_len(1))
     offset: float = 1.0
 
 
@@ -184,7 +192,7 @@ class Architecture:
     vocab_size: int = attrs.field(validator=_positive)
     hidden_size: int = attrs.field(validator=_positive)
     context_length: int = attrs.field(validator=_positive)
-    keep_float32: frozenset[str] = attrs.field(converter=frozenset, default=frozenset())
+    keep_float32: frozenset[str] = attrs.field(converter=_names, default=frozenset())
     extra_eos: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -192,8 +200,7 @@ class Architecture:
         """Refuse a shared layer whose donor is not an earlier owner."""
         for index, layer in enumerate(self.layers):
             if isinstance(layer, Shared) and not (
-                0 <= layer.donor < index
-                and isinstance(self.layers[layer.donor], (Full, Sliding))
+                0 <= layer.donor < index and isinstance(self.layers[layer.donor], (Full, Sliding))
             ):
                 msg = f"layer {index}: donor must be an earlier attention layer, got {layer.donor}"
                 raise ValueError(msg)
@@ -229,7 +236,7 @@ class MediaPlan:
         placeholders: Modality -> placeholder token text.
     """
 
-    modalities: frozenset[str] = attrs.field(converter=frozenset, default=frozenset())
+    modalities: frozenset[str] = attrs.field(converter=_names, default=frozenset())
     expected: Mapping[str, TensorInfo] = attrs.field(factory=dict)
     placeholders: Mapping[str, str] = attrs.field(factory=dict)
 
@@ -274,9 +281,7 @@ class TemplateDialect:
     """
 
     name: str = attrs.field(validator=attrs.validators.min_len(1))
-    prepare: Callable[
-        [Sequence[Message], Sequence[ToolDecl], Mapping[str, Any]], TemplateInput
-    ]
+    prepare: Callable[[Sequence[Message], Sequence[ToolDecl], Mapping[str, Any]], TemplateInput]
     reasoning: ReasoningMarkers | None = None
     end_of_turn: tuple[str, ...] = ()
 
