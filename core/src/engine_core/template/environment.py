@@ -37,6 +37,7 @@ MAX_DATE_FORMAT_BYTES: Final = 256
 MAX_DATE_BYTES: Final = 1024
 MAX_RANGE: Final = 100_000
 _NAMESPACE_UNITS: Final = 16
+_DATE_UNITS: Final = 16
 _DATE_FIELD = re.compile(r"%[-_0^#]?[a-zA-Z%]|%[^a-zA-Z%]?")
 _OPERATORS: Final = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
@@ -60,7 +61,7 @@ class _RefusedError(Exception):
 
 
 @contextmanager
-def _typed_errors(action: str) -> Iterator[None]:
+def _typed_errors(action: str, failed: str) -> Iterator[None]:
     try:
         yield
     except _RefusedError as exc:
@@ -90,6 +91,7 @@ def _typed_errors(action: str) -> Iterator[None]:
         raise TemplateError(
             f"chat template: {action} must succeed, "
             f"got {type(exc).__name__} {str(exc)[:MAX_MESSAGE_CHARS]!r}",
+            code=failed,
             hint="this conversation may have a shape that the template does not support",
         ) from exc
 
@@ -190,6 +192,7 @@ class BoundedEnvironment(Operations, ImmutableSandboxedEnvironment):
         if type(pattern) is not str or len(pattern.encode()) > MAX_DATE_FORMAT_BYTES:
             msg = f"strftime_now takes a format of at most {MAX_DATE_FORMAT_BYTES} bytes"
             raise ValueError(msg)
+        self.budget.spend(_DATE_UNITS + len(pattern))
         # Field by field: a width inside a field could ask for any length of padding.
         result = _DATE_FIELD.sub(self._date_field, pattern)
         if len(result.encode()) > MAX_DATE_BYTES:
@@ -240,7 +243,7 @@ class CompiledTemplate:
                 code="template.too_large",
             )
         environment = BoundedEnvironment(Budget(0), datetime.datetime.now(tz=datetime.UTC))
-        with _typed_errors("compiling"):
+        with _typed_errors("compiling", "template.syntax"):
             tree = environment.parse(source)
             check_tree(tree)
             code = environment.compile(tree, filename="<chat template>")
@@ -265,7 +268,7 @@ class CompiledTemplate:
         cap = self.limits.template_output_bytes
         pieces: list[str] = []
         size = 0
-        with _typed_errors("rendering"):
+        with _typed_errors("rendering", "template.failed"):
             template = Template.from_code(environment, self.code, environment.globals)
             for piece in template.root_render_func(template.new_context(dict(variables))):
                 size += len(piece) if piece.isascii() else len(piece.encode())
