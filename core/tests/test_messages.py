@@ -4,6 +4,7 @@ import base64
 import copy
 import json
 import pickle
+from pathlib import Path
 
 import attrs
 import pytest
@@ -251,7 +252,7 @@ def test_parse_deep_and_cyclic_arguments_are_refused():
 def test_media_part_takes_exactly_one_local_source(record, tmp_path):
     assert record(data=bytearray(b"x")).data == b"x"
     assert record(path=tmp_path / "a.bin").path == tmp_path / "a.bin"
-    assert record(path="pics/a.bin").path.name == "a.bin"
+    assert record(path="pics/a:1.bin").path.name == "a:1.bin"
     for bad in (
         {},
         {"data": b"x", "path": "a"},
@@ -262,6 +263,7 @@ def test_media_part_takes_exactly_one_local_source(record, tmp_path):
         {"path": "a\0b"},
         {"path": b"bytes"},
         {"path": "http://host/a.png"},
+        {"path": Path("http://host/a.png")},
         {"path": "HTTPS://host/a.png"},
         {"path": "file:///etc/passwd"},
     ):

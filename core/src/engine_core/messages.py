@@ -35,7 +35,8 @@ __all__ = [
     "VideoPart",
 ]
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+# One slash is enough: a path object joins two into one.
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 Role = Literal["system", "user", "assistant", "tool"]
 """Who speaks. ``developer`` is read as ``system``."""
