@@ -14,13 +14,45 @@ from engine_core.tool_parsing import parse_tools
 from engine_core.values import freeze_json, thaw_json
 
 WORDS = st.sampled_from(
-    ["user", "assistant", "tool", "system", "text", "image", "image_url", "function", "a", "b"]
-    + ["http://x", "data:image/a;base64,QQ=="]
+    [
+        "user",
+        "assistant",
+        "tool",
+        "system",
+        "text",
+        "image",
+        "image_url",
+        "function",
+        "a",
+        "b",
+        "http://x",
+        "data:image/a;base64,QQ==",
+    ]
 )
 KEYS = st.sampled_from(
-    ["role", "content", "type", "text", "tool_calls", "tool_call_id", "function", "name", "id"]
-    + ["arguments", "image_url", "url", "data", "path", "source_lang", "target_lang", "reasoning"]
-    + ["description", "parameters", "strict", "extra"]
+    [
+        "role",
+        "content",
+        "type",
+        "text",
+        "tool_calls",
+        "tool_call_id",
+        "function",
+        "name",
+        "id",
+        "arguments",
+        "image_url",
+        "url",
+        "data",
+        "path",
+        "source_lang",
+        "target_lang",
+        "reasoning",
+        "description",
+        "parameters",
+        "strict",
+        "extra",
+    ]
 )
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 VALUES = st.recursive(
