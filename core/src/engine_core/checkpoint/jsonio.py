@@ -128,7 +128,10 @@ def _refuse_constant(name: str) -> NoReturn:
 def _check_nesting(value: Any, depth: int, *, surrogates: bool) -> None:
     """Walk containers level by level, so that the check itself never recurses."""
     level = [value]
-    for _ in range(depth + 1):
+    reached = 0
+    while level:
+        if reached == depth and any(isinstance(one, (dict, list)) for one in level):
+            raise _RefusedError(f"nesting must be at most {depth} deep")
         following: list[Any] = []
         for one in level:
             if isinstance(one, dict):
@@ -141,9 +144,7 @@ def _check_nesting(value: Any, depth: int, *, surrogates: bool) -> None:
             elif surrogates and isinstance(one, str):
                 _check_text(one)
         level = following
-        if not level:
-            return
-    raise _RefusedError(f"nesting must be at most {depth} deep")
+        reached += 1
 
 
 def _check_text(text: str) -> None:

@@ -193,8 +193,8 @@ def _check_optional_modules(answers: SpecAnswers, checkpoint: Checkpoint) -> fro
 
 
 def _shapes(model: Module) -> dict[str, tuple[int, ...]]:
-    flat = tree_flatten(model.parameters(), destination={})
-    return {key: tuple(value.shape) for key, value in flat.items()}
+    flat: Any = tree_flatten(model.parameters())
+    return {key: tuple(value.shape) for key, value in flat}
 
 
 def _widths(dense: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

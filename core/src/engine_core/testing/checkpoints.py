@@ -6,7 +6,6 @@ Nothing is shared with the reader, so that a mistake in one cannot hide in the o
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -125,7 +124,7 @@ def write_checkpoint(
         directory: Created when absent.
         config: ``config.json``.
         tensors: Key -> array, or raw form for dtypes that NumPy lacks.
-        shards: Number of weight files; an index is written when there is more than one.
+        shards: Number of weight files, at most one a tensor; several get an index.
         tokenizer: ``tokenizer.json``, as an object or as bytes.
         tokenizer_config: ``tokenizer_config.json``.
         generation_config: ``generation_config.json``.
@@ -163,12 +162,12 @@ def _weight_files(tensors: Mapping[str, np.ndarray | Raw], shards: int) -> dict[
     if shards == 1:
         return {"model.safetensors": encode_safetensors(tensors, metadata)}
     keys: Sequence[str] = list(tensors)
-    size = math.ceil(len(keys) / shards)
     contents: dict[str, bytes] = {}
     weight_map: dict[str, str] = {}
     total = 0
     for number in range(shards):
-        part = {key: tensors[key] for key in keys[number * size : (number + 1) * size]}
+        first, last = number * len(keys) // shards, (number + 1) * len(keys) // shards
+        part = {key: tensors[key] for key in keys[first:last]}
         name = f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
         contents[name] = encode_safetensors(part, metadata)
         weight_map.update(dict.fromkeys(part, name))
