@@ -60,10 +60,10 @@ def resolve_hub(
     Raises:
         CheckpointError: Codes ``checkpoint.hub_name`` and ``checkpoint.hub_missing``.
     """
-    directory = Path(repository)
-    if directory.is_dir():
-        return HubSnapshot(directory, _has_cache_layout(directory))
     name = os.fspath(repository)
+    directory = Path(repository)
+    if name and directory.is_dir():
+        return HubSnapshot(directory, _has_cache_layout(directory))
     if not _REPOSITORY.fullmatch(name) or ".." in name or "--" in name:
         raise CheckpointError(
             f"model {name!r}: must be a directory or a repository name such as 'owner/name'",
