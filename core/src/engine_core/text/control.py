@@ -51,8 +51,10 @@ def iter_texts(value: object) -> Iterator[str]:
             pending.extend(one.values())
         elif isinstance(one, (list, tuple)):
             pending.extend(one)
-        elif attrs.has(type(one)):
-            pending.extend(getattr(one, field.name) for field in attrs.fields(type(one)))
+        else:
+            kind = type(one)
+            if attrs.has(kind):
+                pending.extend(getattr(one, field.name) for field in attrs.fields(kind))
 
 
 @attrs.frozen

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["BYTES_BY_CHARACTER", "DecoderPlan", "Stage"]
 

@@ -56,10 +56,12 @@ class PlainEncoder:
         if _never_first(data["pre_tokenizer"]):
             later = tokenizers.Tokenizer.from_str(json.dumps(data))
         # Ids of added tokens depend on how many there are, so those that stay may have moved.
-        renumbered = {first.token_to_id(text): wanted for text, wanted in kept.items()}
-        return cls(
-            first, later, {here: there for here, there in renumbered.items() if here != there}
-        )
+        renumbered = {}
+        for text, wanted in kept.items():
+            here = first.token_to_id(text)
+            if here is not None and here != wanted:
+                renumbered[here] = wanted
+        return cls(first, later, renumbered)
 
     def encode(self, run: str, *, at_start: bool) -> list[int]:
         """Encode one run of text.
