@@ -266,7 +266,9 @@ def test_digests_alone_notice_a_change_that_leaves_no_stamp(path: Path, monkeypa
     assert caught.value.code == "checkpoint.changed"
 
 
-def test_file_replaced_after_the_headers_is_noticed(path: Path) -> None:
+def test_file_replaced_after_the_headers_is_noticed(path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(weights_module, "GROUP_BYTES", 1)
+
     def replace(file: Path) -> None:
         (file.parent / "new").write_bytes(file.read_bytes())
         (file.parent / "new").replace(file)
