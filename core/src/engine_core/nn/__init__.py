@@ -1,0 +1,38 @@
+"""Layers that families build their models from.
+
+Parameters are placeholders until a loader fills them. Importing this package imports MLX.
+"""
+
+from engine_core.nn.attention import AttentionMask, attend, attention_mask
+from engine_core.nn.embedding import Embedding
+from engine_core.nn.linear import Linear, arrange_weight
+from engine_core.nn.mlp import GatedMLP, silu
+from engine_core.nn.module import Module, module_at, replace_module
+from engine_core.nn.norms import RMSNorm
+from engine_core.nn.quantized import (
+    QuantizedEmbedding,
+    QuantizedLinear,
+    dequantize,
+    quantize_module,
+)
+from engine_core.nn.rope import Rope
+
+__all__ = [
+    "AttentionMask",
+    "Embedding",
+    "GatedMLP",
+    "Linear",
+    "Module",
+    "QuantizedEmbedding",
+    "QuantizedLinear",
+    "RMSNorm",
+    "Rope",
+    "arrange_weight",
+    "attend",
+    "attention_mask",
+    "dequantize",
+    "module_at",
+    "quantize_module",
+    "replace_module",
+    "silu",
+]

@@ -1,0 +1,91 @@
+"""Dense projections, and how their weights lie in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from engine_core.backend import backend_report
+from engine_core.nn.module import Module
+from engine_core.nn.quantized import QuantizedLinear
+
+if TYPE_CHECKING:
+    from engine_core.quantization import QuantizationSpec
+
+__all__ = ["Linear", "arrange_weight"]
+
+# Rows a column from which a weight counts as tall: the head of a model, not a block's projection.
+TALL_RATIO = 16
+
+
+class Linear(Module):
+    """``x @ weight.T + bias``; the weight is ``[out, in]`` as checkpoints store it.
+
+    Attributes:
+        weight: ``[out, in]``.
+        bias: ``[out]``, present only when asked for.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+        """Make placeholder parameters; nothing is allocated before they are used.
+
+        Args:
+            in_features: Size of the last axis of the input.
+            out_features: Size of the last axis of the output.
+            bias: Whether a bias is added.
+        """
+        super().__init__()
+        self.weight = mx.zeros((out_features, in_features))
+        if bias:
+            self.bias = mx.zeros((out_features,))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Project.
+
+        Args:
+            x: ``[..., in]``, the weight's dtype.
+
+        Returns:
+            ``[..., out]``.
+        """
+        weight: mx.array = self["weight"]
+        if "bias" in self:
+            return mx.addmm(self["bias"], x, weight.T)
+        return x @ weight.T
+
+    def to_quantized(self, spec: QuantizationSpec) -> QuantizedLinear:
+        """Make the packed layer that takes this one's place.
+
+        Args:
+            spec: How the weight is packed.
+
+        Returns:
+            A layer with placeholder parameters of the same sizes.
+        """
+        out_features, in_features = self.weight.shape
+        return QuantizedLinear(in_features, out_features, spec, bias="bias" in self)
+
+
+def arrange_weight(weight: mx.array) -> mx.array:
+    """Lay a projection's weight out as the device reads it fastest; the values do not change.
+
+    The rule: on a CPU a matrix is stored input-major, so that ``x @ weight.T`` reads contiguous
+    ``[in, out]`` rows; except that with a fast BLAS a tall one (a vocabulary head) stays
+    output-major. One row times [2048, 2048] took 1.4 ms instead of 3.4 with MLX's own BLAS and
+    0.96 instead of 1.8 with OpenBLAS; one row times [49152, 576] took 14 instead of 22 with MLX's
+    own, but 18 instead of 9 with OpenBLAS (milliseconds, two cores). A GPU is fastest with the
+    layout of the file.
+
+    Args:
+        weight: ``[out, in]``, any floating dtype.
+
+    Returns:
+        The same shape and values, lazily.
+    """
+    if weight.ndim != 2 or mx.default_device().type != mx.DeviceType.cpu:
+        return weight
+    rows, columns = weight.shape
+    if rows >= TALL_RATIO * columns and backend_report().blas != "bundled":
+        return weight
+    return mx.contiguous(weight.T).T
