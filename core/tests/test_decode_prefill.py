@@ -3,6 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+
 from engine_core.cache.kv import KvCache
 from engine_core.cache.recurrent import RecurrentCache
 from engine_core.decode import prefill

@@ -5,6 +5,7 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
+
 from engine_core.decode import sampling
 from engine_core.decode.choice import TokenChooser
 from engine_core.decode.logprobs import measure_logprobs
@@ -153,6 +154,7 @@ LARGE = [
     {"top_p": 0.95, "top_k": 20, "min_p": 0.1},
     {"top_k": 30, "xtc_probability": 1.0, "xtc_threshold": 0.01, "xtc_protected": (3, 7)},
     {"top_p": 0.9, "xtc_probability": 1.0, "xtc_threshold": 0.001},
+    {"top_p": 0.9, "top_k": 5, "xtc_probability": 1.0, "xtc_threshold": 0.0005},
 ]
 
 
@@ -241,6 +243,26 @@ def test_sampler_ties_at_the_top_k_threshold_are_all_kept():
     expected = reference_distribution(row, options)
     assert np.count_nonzero(expected) == 4
     check_distribution(row, options, expected)
+
+
+def test_sampler_large_row_ties_outside_the_candidates_are_found():
+    row = np.zeros(20_000)
+    row[[11, 15_000]] = [2.0, 1.0]
+    options = SamplingOptions(temperature=1.0, top_k=3, seed=2)
+    sampler = Sampler(options)
+    assert not sampler.draw(mx.array(row, dtype=mx.float32), 0).is_covered.item()
+    assert observed_support(row.astype(np.float32), options).size == 20_000
+
+
+def test_sampler_xtc_tokens_above_the_threshold_outside_the_candidates_are_found():
+    row = np.full(20_000, -50.0)
+    row[: 256 * 32 : 32] = 5.0
+    row[-1] = 1.0
+    options = SamplingOptions(
+        temperature=1.0, top_k=3, seed=2, xtc_probability=1.0, xtc_threshold=1e-5
+    )
+    expected = np.flatnonzero(reference_distribution(row, options, xtc_applies=True))
+    assert np.array_equal(observed_support(row.astype(np.float32), options), expected)
 
 
 def test_sampler_temperature_near_zero_is_greedy():

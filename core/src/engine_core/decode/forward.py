@@ -21,6 +21,7 @@ __all__ = [
     "head_rows",
     "non_finite_error",
     "queue",
+    "wait_for_queued",
 ]
 
 
@@ -41,11 +42,15 @@ def forward_hidden(
     Raises:
         ModelError: The model raised or gave back another number of rows; the caches hold an
             unknown part of the block and must not be used again.
+        BackendError: An evaluation inside the model failed; the same holds.
     """
     try:
         hidden = model.forward(StepInput(ids=ids, positions=position), caches).hidden
     except EngineError:
         raise
+    except RuntimeError as exc:
+        # So MLX reports a failed evaluation, perhaps of work queued before.
+        raise evaluation_error(exc) from exc
     except Exception as exc:
         # The plugin boundary: whatever a family's code raises becomes one typed error.
         raise ModelError(
@@ -74,11 +79,14 @@ def head_rows(model: CausalLM, hidden: mx.array, position: int) -> mx.array:
 
     Raises:
         ModelError: The head raised or gave back another shape.
+        BackendError: An evaluation inside the model failed.
     """
     try:
         logits = model.head(hidden)
     except EngineError:
         raise
+    except RuntimeError as exc:
+        raise evaluation_error(exc) from exc
     except Exception as exc:
         # The plugin boundary, as in forward_hidden.
         raise ModelError(
@@ -113,13 +121,28 @@ def non_finite_error(position: int) -> ModelError:
 def queue(arrays: Sequence[mx.array]) -> None:
     """Start evaluating arrays without waiting for them.
 
+    MLX reports a fault of queued work once, to whichever call comes next, and afterwards reads the
+    arrays it concerns as if they were fine. So an error raised here may be about earlier work.
+
     Args:
         arrays: Lazy arrays, evaluated together.
 
     Raises:
-        BackendError: The device refused the work.
+        BackendError: The device refused the work, or failed earlier work.
     """
     try:
         mx.async_eval(*arrays)  # type: ignore[no-untyped-call]
     except (RuntimeError, ValueError, MemoryError, OSError) as exc:
+        raise evaluation_error(exc) from exc
+
+
+def wait_for_queued() -> None:
+    """Wait until everything queued is done, so that no fault of it surfaces in later work.
+
+    Raises:
+        BackendError: Some of it failed.
+    """
+    try:
+        mx.synchronize()
+    except RuntimeError as exc:
         raise evaluation_error(exc) from exc

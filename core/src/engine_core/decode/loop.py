@@ -21,7 +21,13 @@ from engine_core.backend import evaluate
 from engine_core.cache.base import cache_arrays, distinct_caches, keep_caches, mark_caches
 from engine_core.decode.choice import TokenChooser
 from engine_core.decode.finish import stronger_reason
-from engine_core.decode.forward import forward_hidden, head_rows, non_finite_error, queue
+from engine_core.decode.forward import (
+    forward_hidden,
+    head_rows,
+    non_finite_error,
+    queue,
+    wait_for_queued,
+)
 from engine_core.decode.prefill import run_prefill
 from engine_core.errors import BackendError, EngineError, InvalidRequest
 from engine_core.messages import FinishReason
@@ -215,11 +221,19 @@ class Decoder:
             self._limit += len(ids)
 
     def close(self) -> None:
-        """Take a queued step back and end; closing twice changes nothing."""
+        """Take a queued step back, wait for the device and end; closing twice changes nothing."""
+        if self._closed:
+            return
         self._closed = True
         self._forced.clear()
         self._first_row = None
         self._undo()
+        if self._lookahead:
+            try:
+                wait_for_queued()
+            except BackendError:
+                # The tokens delivered so far stand; only the caches are lost.
+                self.caches_valid = False
 
     def __next__(self) -> DecodeStep:
         """Deliver the next token.
@@ -328,6 +342,10 @@ class Decoder:
             following = self._chooser.choose(row, choice.seen_after, ordinal + 1)
             is_fed = False
             queue([*following.arrays(), *cache_arrays(self._states)])
+        except BackendError:
+            # The fault may be one of the choice's own computation, which would then read as if it
+            # had succeeded.
+            raise
         except Exception as exc:  # noqa: BLE001 - raised by the next step, typed or as it is
             self._failure = exc
             if is_fed:
@@ -344,7 +362,7 @@ class Decoder:
             try:
                 evaluate(*choice.arrays())
             except BackendError:
-                # With look-ahead a forward was part of what failed.
+                # With look-ahead a forward is part of what failed, perhaps the next token's.
                 self.caches_valid = self.caches_valid and not self._lookahead
                 raise
             ordinal = len(self.emitted)
