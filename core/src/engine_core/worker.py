@@ -53,22 +53,17 @@ class Job(Generic[ResourceT, ResultT]):
     Attributes:
         function: Called with the resource on the worker thread. It polls ``cancelled`` and
             raises ``Cancelled`` by itself.
-        on_cancel: Called once, on the cancelling thread, to wake a job that waits for something.
         cancelled: Set when somebody asked the job to stop.
         future: Resolved on the worker thread after the job has left it.
     """
 
     function: Callable[[ResourceT, Job[ResourceT, ResultT]], ResultT]
-    on_cancel: Callable[[], None] | None = None
     cancelled: threading.Event = attrs.field(factory=threading.Event)
     future: Future[ResultT] = attrs.field(factory=Future)
 
     def cancel(self) -> None:
         """Ask the job to stop; returns at once."""
-        already = self.cancelled.is_set()
         self.cancelled.set()
-        if self.on_cancel is not None and not already:
-            self.on_cancel()
 
     def run(self, resource: ResourceT) -> None:
         """Run on the current thread and resolve the future with the result or the exception."""

@@ -1,0 +1,438 @@
+"""The thread-safe handle: any thread and any event loop, one worker thread behind it.
+
+Only plain data crosses to the worker and back; every array stays on the worker thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from engine_core.backend import clear_thread_state
+from engine_core.channel import Channel
+from engine_core.errors import ClientClosed
+from engine_core.generation import Control, Request, checked_token_ids
+from engine_core.limits import LIMITS
+from engine_core.session import Session
+from engine_core.streaming import AsyncReplyStream, LoopWaker, ReplyStream, wait_for_job
+from engine_core.worker import Job, Worker
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from engine_core.events import Event
+    from engine_core.info import ClientInfo
+    from engine_core.request import GenerateReply
+
+__all__ = ["Client"]
+
+ResultT = TypeVar("ResultT")
+
+
+class _Lease:
+    """What the handles of one worker share; the worker ends with the last of them."""
+
+    def __init__(self, worker: Worker[Session], info: list[ClientInfo]) -> None:
+        self.worker = worker
+        self.info = info
+        self._handles = 0
+        self._lock = threading.RLock()  # reentrant: a finalizer may run inside
+
+    def acquire(self) -> None:
+        with self._lock:
+            self._handles += 1
+
+    def release(self, jobs: set[Job[Session, Any]], *, wait: bool) -> None:
+        with self._lock:
+            self._handles -= 1
+            last = self._handles == 0
+        for job in tuple(jobs):
+            self.worker.cancel(job)
+        if last:
+            self.worker.close(wait=wait)
+
+
+class Client:
+    """A loaded model, usable from any thread and from asyncio.
+
+    Made by :meth:`load`. A context manager, plain and asynchronous, that closes itself.
+    """
+
+    def __init__(self, lease: _Lease) -> None:
+        """Make a handle; use :meth:`load` or :meth:`clone`.
+
+        Args:
+            lease: The worker to share.
+        """
+        lease.acquire()
+        self._lease = lease
+        self._jobs: set[Job[Session, Any]] = set()
+        self._release = weakref.finalize(self, lease.release, self._jobs, wait=False)
+        self._release.atexit = False  # the worker module joins every worker at exit
+        self._closed = False
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        queue_jobs: int = LIMITS.queue_jobs,
+        on_load_progress: Callable[[int, int], bool | None] | None = None,
+        **options: Any,
+    ) -> Client:
+        """Start a worker thread and load a checkpoint on it.
+
+        Args:
+            path: Directory of the checkpoint.
+            queue_jobs: Requests that may wait, the running one not counted (1 to 64).
+            on_load_progress: Called on the worker with bytes done and all bytes; ``False``
+                cancels the load.
+            **options: What :meth:`engine_core.session.Session.load` takes: ``template``,
+                ``compute_dtype``, ``quantized_weights``, ``plugins``, ``family``,
+                ``certificates``, ``extra_eos_tokens``, ``allocator_cache_bytes``, ``limits``.
+
+        Returns:
+            A client whose model is loaded.
+
+        Raises:
+            EngineError: Whatever kept the checkpoint from loading; no thread is left behind.
+        """
+        info: list[ClientInfo] = []
+
+        def open_session(job: Job[None, Session]) -> Session:
+            session = Session.load(
+                path,
+                on_load_progress=on_load_progress,
+                is_cancelled=job.cancelled.is_set,
+                **options,
+            )
+            info.append(session.info)
+            return session
+
+        worker: Worker[Session] = Worker(
+            open_session, Session.close, clear_thread_state, queue_jobs=queue_jobs
+        )
+        worker.start()
+        return cls(_Lease(worker, info))
+
+    def clone(self) -> Client:
+        """Make another handle on the same worker.
+
+        Returns:
+            A handle with its own requests; the worker ends with the last handle.
+
+        Raises:
+            ClientClosed: This handle is closed.
+        """
+        self._check_open()
+        return type(self)(self._lease)
+
+    @property
+    def info(self) -> ClientInfo:
+        """What was loaded; memory figures are those after the last request."""
+        return self._lease.info[-1]
+
+    def generate(self, messages: Sequence[Any], **options: Any) -> GenerateReply:
+        """Answer a conversation and wait for the whole reply.
+
+        Args:
+            messages: ``Message`` records or OpenAI-style dicts.
+            **options: Fields of :class:`engine_core.request.GenerateOptions`.
+
+        Returns:
+            The reply.
+
+        Raises:
+            EngineError: The request is invalid, failed or was cancelled; the client stays usable.
+        """
+        return self._wait(self._submit_chat(messages, options))
+
+    def complete(self, prompt: str | Sequence[int], **options: Any) -> GenerateReply:
+        """Continue raw text or token ids, without a template, and wait for the reply.
+
+        Args:
+            prompt: Text, or token ids.
+            **options: Fields of :class:`engine_core.request.GenerateOptions`.
+
+        Returns:
+            The reply.
+
+        Raises:
+            EngineError: The request is invalid, failed or was cancelled; the client stays usable.
+        """
+        return self._wait(self._submit_completion(prompt, options))
+
+    def score(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Compute the logits after every given token.
+
+        Args:
+            token_ids: ``[T]`` token ids.
+
+        Returns:
+            float32 ``[T, V]``; row ``t`` scores the token after ``token_ids[: t + 1]``.
+
+        Raises:
+            EngineError: The ids are invalid or the forward failed.
+        """
+        return self._wait(self._submit_score(token_ids))
+
+    def stream(self, messages: Sequence[Any], **options: Any) -> ReplyStream:
+        """Answer a conversation event by event.
+
+        Args:
+            messages: ``Message`` records or OpenAI-style dicts.
+            **options: Fields of :class:`engine_core.request.GenerateOptions`.
+
+        Returns:
+            An iterator of events; the last carries ``reply``. Closing or dropping it cancels.
+
+        Raises:
+            EngineError: The request is invalid or the queue is full.
+        """
+        channel: Channel[Event] = Channel()
+        job = self._submit_chat(messages, options, channel)
+        return ReplyStream(self, self._lease.worker, job, channel)
+
+    def stream_complete(self, prompt: str | Sequence[int], **options: Any) -> ReplyStream:
+        """Continue raw text or token ids event by event.
+
+        Args:
+            prompt: Text, or token ids.
+            **options: Fields of :class:`engine_core.request.GenerateOptions`.
+
+        Returns:
+            An iterator of events; the last carries ``reply``. Closing or dropping it cancels.
+
+        Raises:
+            EngineError: The request is invalid or the queue is full.
+        """
+        channel: Channel[Event] = Channel()
+        job = self._submit_completion(prompt, options, channel)
+        return ReplyStream(self, self._lease.worker, job, channel)
+
+    async def agenerate(self, messages: Sequence[Any], **options: Any) -> GenerateReply:
+        """Do what :meth:`generate` does without blocking the event loop.
+
+        Args:
+            messages: ``Message`` records or OpenAI-style dicts.
+            **options: Fields of :class:`engine_core.request.GenerateOptions`.
+
+        Returns:
+            The reply. Cancelling the task cancels the request.
+
+        Raises:
+            EngineError: As :meth:`generate`.
+        """
+        return await self._await(self._submit_chat(messages, options))
+
+    async def acomplete(self, prompt: str | Sequence[int], **options: Any) -> GenerateReply:
+        """Do what :meth:`complete` does without blocking the event loop.
+
+        Args:
+            prompt: Text, or token ids.
+            **options: Fields of :class:`engine_core.request.GenerateOptions`.
+
+        Returns:
+            The reply. Cancelling the task cancels the request.
+
+        Raises:
+            EngineError: As :meth:`complete`.
+        """
+        return await self._await(self._submit_completion(prompt, options))
+
+    async def ascore(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Do what :meth:`score` does without blocking the event loop.
+
+        Args:
+            token_ids: ``[T]`` token ids.
+
+        Returns:
+            float32 ``[T, V]``.
+
+        Raises:
+            EngineError: As :meth:`score`.
+        """
+        return await self._await(self._submit_score(token_ids))
+
+    def astream(self, messages: Sequence[Any], **options: Any) -> AsyncReplyStream:
+        """Do what :meth:`stream` does for ``async for``.
+
+        Args:
+            messages: ``Message`` records or OpenAI-style dicts.
+            **options: Fields of :class:`engine_core.request.GenerateOptions`.
+
+        Returns:
+            An asynchronous iterator of events; the last carries ``reply``.
+
+        Raises:
+            EngineError: The request is invalid or the queue is full.
+        """
+        waker = LoopWaker()
+        channel: Channel[Event] = Channel(notify=waker)
+        job = self._submit_chat(messages, options, channel)
+        return AsyncReplyStream(self, self._lease.worker, job, channel, waker)
+
+    def astream_complete(self, prompt: str | Sequence[int], **options: Any) -> AsyncReplyStream:
+        """Do what :meth:`stream_complete` does for ``async for``.
+
+        Args:
+            prompt: Text, or token ids.
+            **options: Fields of :class:`engine_core.request.GenerateOptions`.
+
+        Returns:
+            An asynchronous iterator of events; the last carries ``reply``.
+
+        Raises:
+            EngineError: The request is invalid or the queue is full.
+        """
+        waker = LoopWaker()
+        channel: Channel[Event] = Channel(notify=waker)
+        job = self._submit_completion(prompt, options, channel)
+        return AsyncReplyStream(self, self._lease.worker, job, channel, waker)
+
+    def cancel(self) -> None:
+        """Cancel every request made through this handle; each of them raises ``Cancelled``."""
+        for job in tuple(self._jobs):
+            self._lease.worker.cancel(job)
+
+    def close(self) -> None:
+        """Cancel this handle's requests; the last handle ends the worker and waits for it.
+
+        Idempotent.
+
+        Raises:
+            AffinityError: Called inside a callback of this client (``reentrant_call``).
+            ClientClosed: Called in a forked process.
+        """
+        self._lease.worker.check_caller()
+        self._closed = True
+        if self._release.detach() is not None:
+            self._lease.release(self._jobs, wait=True)
+
+    async def aclose(self) -> None:
+        """Do what :meth:`close` does without blocking the event loop.
+
+        Raises:
+            AffinityError: Called inside a callback of this client (``reentrant_call``).
+        """
+        import asyncio
+
+        self._lease.worker.check_caller()
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the client."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the client."""
+        await self.aclose()
+
+    def _check_open(self) -> None:
+        self._lease.worker.check_caller()
+        if self._closed:
+            raise ClientClosed("client: must be open, got a closed one", hint="load a new client")
+
+    def _submit_chat(
+        self,
+        messages: Sequence[Any],
+        options: Mapping[str, Any],
+        channel: Channel[Event] | None = None,
+    ) -> Job[Session, GenerateReply]:
+        self._check_open()
+        return self._submit_request(Request.chat(messages, options), channel)
+
+    def _submit_completion(
+        self,
+        prompt: str | Sequence[int],
+        options: Mapping[str, Any],
+        channel: Channel[Event] | None = None,
+    ) -> Job[Session, GenerateReply]:
+        self._check_open()
+        return self._submit_request(Request.completion(prompt, options), channel)
+
+    def _submit_request(
+        self, request: Request, channel: Channel[Event] | None
+    ) -> Job[Session, GenerateReply]:
+        def answer(session: Session, job: Job[Session, GenerateReply]) -> GenerateReply:
+            return session.run(request, _control(job, channel))
+
+        return self._submit(answer, channel)
+
+    def _submit_score(self, token_ids: Sequence[int]) -> Job[Session, npt.NDArray[np.float32]]:
+        self._check_open()
+        ids = checked_token_ids(token_ids, "token_ids")
+
+        def score(
+            session: Session, job: Job[Session, npt.NDArray[np.float32]]
+        ) -> npt.NDArray[np.float32]:
+            return session.score_ids(ids, _control(job, None))
+
+        return self._submit(score)
+
+    def _submit(
+        self,
+        function: Callable[[Session, Job[Session, ResultT]], ResultT],
+        channel: Channel[Event] | None = None,
+    ) -> Job[Session, ResultT]:
+        info = self._lease.info
+
+        def run(session: Session, job: Job[Session, ResultT]) -> ResultT:
+            try:
+                return function(session, job)
+            finally:
+                info[-1] = session.info
+
+        job: Job[Session, ResultT] = Job(run)
+        if channel is not None:
+            job.future.add_done_callback(lambda done: channel.finish(done.exception()))
+        jobs = self._jobs
+        jobs.add(job)
+        job.future.add_done_callback(lambda _: jobs.discard(job))
+        try:
+            return self._lease.worker.submit(job)
+        except BaseException:
+            jobs.discard(job)
+            raise
+
+    def _wait(self, job: Job[Session, ResultT]) -> ResultT:
+        try:
+            return job.future.result()
+        except KeyboardInterrupt:
+            self._lease.worker.cancel(job)
+            raise
+
+    async def _await(self, job: Job[Session, ResultT]) -> ResultT:
+        result: ResultT = await wait_for_job(self._lease.worker, job)
+        return result
+
+
+def _control(job: Job[Session, Any], channel: Channel[Event] | None) -> Control:
+    is_cancelled = job.cancelled.is_set
+    if channel is None:
+        return Control(is_cancelled=is_cancelled)
+    return Control(is_cancelled=is_cancelled, put=channel.put)

@@ -1,0 +1,299 @@
+"""One request while it runs: what it asks for, when it stops, whom it tells.
+
+Everything here is plain Python: a request is checked on the caller's thread before any work.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from engine_core.errors import (
+    CallbackError,
+    Cancelled,
+    ContextExceeded,
+    DeadlineExceeded,
+    InvalidRequest,
+)
+from engine_core.events import Completed, Progress
+from engine_core.limits import LIMITS, Limits
+from engine_core.message_parsing import parse_messages
+from engine_core.request import GenerateOptions
+from engine_core.values import shown, text_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from engine_core.events import Event, Phase, Segment
+    from engine_core.messages import Message
+    from engine_core.request import GenerateReply
+
+__all__ = ["Control", "Request", "Run", "checked_token_ids"]
+
+
+def checked_token_ids(
+    token_ids: Sequence[int], subject: str, limits: Limits = LIMITS
+) -> tuple[int, ...]:
+    """Check token ids as far as that goes without a vocabulary.
+
+    Args:
+        token_ids: At least one id.
+        subject: What they are, for the error.
+        limits: Bounds.
+
+    Returns:
+        A copy.
+
+    Raises:
+        InvalidRequest: It is no non-empty sequence of non-negative integers, or too long.
+    """
+    code = f"request.{subject}"
+    if isinstance(token_ids, (str, bytes)) or not hasattr(token_ids, "__len__"):
+        raise InvalidRequest(
+            f"{subject}: must be a sequence of token ids, got {shown(token_ids)}", code=code
+        )
+    if not 1 <= len(token_ids) <= limits.context_tokens:
+        raise InvalidRequest(
+            f"{subject}: must hold 1 to {limits.context_tokens} ids, got {len(token_ids)}",
+            code=code,
+        )
+    ids = []
+    for index, value in enumerate(token_ids):
+        whole = not isinstance(value, bool) and hasattr(value, "__index__")
+        number = value.__index__() if whole else -1
+        if not 0 <= number <= limits.tensor_dimension:
+            raise InvalidRequest(
+                f"{subject}[{index}]: must be a token id, got {shown(value)}", code=code
+            )
+        ids.append(number)
+    return tuple(ids)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Request:
+    """A checked request.
+
+    Attributes:
+        prompt: A conversation, raw text, or token ids.
+        options: Checked options.
+        is_chat: Whether the prompt is a conversation.
+        submitted: When it was made (seconds of the monotonic clock); a deadline counts from here.
+    """
+
+    prompt: tuple[Message, ...] | str | tuple[int, ...]
+    options: GenerateOptions
+    is_chat: bool = False
+    submitted: float = attrs.field(factory=time.monotonic)
+
+    @classmethod
+    def chat(cls, messages: Sequence[Any], options: Mapping[str, Any]) -> Request:
+        """Check a conversation.
+
+        Args:
+            messages: ``Message`` records or OpenAI-style dicts.
+            options: Options by name.
+
+        Returns:
+            The request.
+
+        Raises:
+            InvalidRequest: A message or an option breaks a rule.
+        """
+        checked = GenerateOptions.parse(**options)
+        return cls(prompt=parse_messages(messages), options=checked, is_chat=True)
+
+    @classmethod
+    def completion(cls, prompt: str | Sequence[int], options: Mapping[str, Any]) -> Request:
+        """Check a raw prompt.
+
+        Args:
+            prompt: Text or token ids.
+            options: Options by name; those that only a template can honour are refused.
+
+        Returns:
+            The request.
+
+        Raises:
+            InvalidRequest: The prompt or an option breaks a rule.
+        """
+        checked = GenerateOptions.parse(**options)
+        for name in _CHAT_ONLY:
+            if getattr(checked, name) not in _UNSET:
+                raise InvalidRequest(
+                    f"{name}: needs a conversation, got a raw prompt",
+                    code=f"request.{name}",
+                    hint="use generate() with messages, or leave the option out",
+                )
+        if not isinstance(prompt, str):
+            return cls(prompt=checked_token_ids(prompt, "prompt"), options=checked)
+        size = text_size(prompt, "prompt", "request.prompt")
+        if not 1 <= size <= LIMITS.content_bytes_per_message:
+            raise InvalidRequest(
+                f"prompt: must have 1 to {LIMITS.content_bytes_per_message} bytes, got {size}",
+                code="request.prompt",
+            )
+        return cls(prompt=prompt, options=checked)
+
+
+_CHAT_ONLY = ("tools", "thinking", "reasoning_budget", "template_options", "prefill")
+_UNSET: tuple[object, ...] = (None, (), {})
+
+
+def _never() -> bool:
+    return False
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Control:
+    """What the caller's side of a request adds: a way to stop it and a place for its events.
+
+    Attributes:
+        is_cancelled: Whether the caller wants it stopped.
+        put: Takes an event, waiting for room; ``False`` when nobody reads any more.
+    """
+
+    is_cancelled: Callable[[], bool] = _never
+    put: Callable[[Event, Callable[[], bool]], bool] | None = None
+
+    def checkpoint(self) -> None:
+        """Do nothing while the request is wanted, else raise.
+
+        Raises:
+            Cancelled: The caller does not want it any more.
+        """
+        if self.is_cancelled():
+            raise Cancelled("request: was cancelled")
+
+
+@attrs.define(eq=False)
+class Run:
+    """A request on its way: polls for cancellation, reports progress, delivers segments."""
+
+    request: Request
+    control: Control
+    context_limit: int
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+
+    @property
+    def options(self) -> GenerateOptions:
+        """Options of the request."""
+        return self.request.options
+
+    def checkpoint(self) -> None:
+        """Do nothing while the request is wanted, else raise.
+
+        Raises:
+            Cancelled: The caller or its token cancelled.
+            DeadlineExceeded: The request's deadline, or its token's, has passed.
+        """
+        self.control.checkpoint()
+        options = self.options
+        if options.cancel is not None:
+            options.cancel.checkpoint()
+        if (
+            options.deadline is not None
+            and time.monotonic() - self.request.submitted >= options.deadline
+        ):
+            raise DeadlineExceeded(
+                f"request: must finish in {options.deadline!r} seconds, got no end yet",
+                hint="allow more time or ask for fewer tokens",
+            )
+
+    def start(self, prompt_tokens: int, *, reserved: int = 0) -> None:
+        """Report the prompt, then check that prompt and reply fit the context.
+
+        Args:
+            prompt_tokens: Length of the prompt.
+            reserved: Tokens that may be forced beyond ``max_tokens``.
+
+        Raises:
+            ContextExceeded: They do not fit.
+        """
+        self.prompt_tokens = prompt_tokens
+        self.progress("prompt")
+        output = self.options.max_tokens + reserved
+        if prompt_tokens + output > self.context_limit:
+            raise ContextExceeded(prompt_tokens, output, self.context_limit)
+
+    def progress(self, phase: Phase, *, done_tokens: int = 0, completion_tokens: int = 0) -> None:
+        """Report progress.
+
+        Args:
+            phase: Where the request stands.
+            done_tokens: Prompt tokens in the caches.
+            completion_tokens: Tokens emitted.
+
+        Raises:
+            Cancelled: The callback said so, or nobody reads the events any more.
+            CallbackError: The callback raised.
+        """
+        callback = self.options.on_progress
+        if callback is None and self.control.put is None:
+            return
+        event = Progress(
+            phase=phase,
+            prompt_tokens=self.prompt_tokens,
+            max_tokens=self.options.max_tokens,
+            context_limit=self.context_limit,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=completion_tokens,
+            done_tokens=done_tokens,
+        )
+        self._put(event)
+        if callback is not None and _call(callback, event, "on_progress") is False:
+            raise Cancelled("request: was cancelled by on_progress")
+
+    def deliver(self, segment: Segment) -> bool:
+        """Hand a segment to the stream and to the callback.
+
+        Args:
+            segment: The segment.
+
+        Returns:
+            Whether the caller wants more.
+
+        Raises:
+            Cancelled: Nobody reads the events any more.
+            CallbackError: The callback raised.
+        """
+        self._put(segment)
+        callback = self.options.on_token
+        return callback is None or _call(callback, segment, "on_token") is not False
+
+    def complete(self, reply: GenerateReply) -> None:
+        """Hand over the reply as the last event.
+
+        Args:
+            reply: The finished reply.
+
+        Raises:
+            Cancelled: Nobody reads the events any more.
+        """
+        self._put(Completed(reply=reply))
+
+    def _put(self, event: Event) -> None:
+        if self.control.put is not None and not self.control.put(event, self._is_unwanted):
+            self.checkpoint()
+            raise Cancelled("request: was cancelled, its stream is closed")
+
+    def _is_unwanted(self) -> bool:
+        try:
+            self.checkpoint()
+        except Cancelled:
+            return True
+        return False
+
+
+def _call(callback: Callable[[Any], Any], argument: object, name: str) -> Any:
+    try:
+        return callback(argument)
+    except Exception as exc:
+        # The caller's code may raise anything.
+        raise CallbackError(
+            f"{name}: must not raise, got {type(exc).__name__}: {exc}",
+            code=f"callback.{name}",
+            hint="the callback's own error is the cause",
+        ) from exc

@@ -1,0 +1,305 @@
+"""From a directory to everything a session owns, in the order that fails cheapest first."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from mlx.utils import tree_flatten
+
+from engine_core import backend
+from engine_core.cache.build import build_caches
+from engine_core.checkpoint.load import choose_compute_dtype, load_model
+from engine_core.checkpoint.reader import read_checkpoint
+from engine_core.errors import CallbackError, Cancelled, CapabilityUnavailable
+from engine_core.info import ClientInfo
+from engine_core.kernels import KernelRegistry
+from engine_core.limits import LIMITS, Limits
+from engine_core.plugins import Plugins
+from engine_core.spec import (
+    Identity,
+    ModelSpec,
+    describe_quantization,
+    resolve_spec_answers,
+)
+from engine_core.text_loading import collect_eos_ids, load_prompter
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    import mlx.core as mx
+
+    from engine_core.cache.base import LayerCache
+    from engine_core.checkpoint.config import CheckpointConfig
+    from engine_core.checkpoint.load import LoadedModel
+    from engine_core.checkpoint.reader import Checkpoint
+    from engine_core.plugins import Owner
+    from engine_core.prompting import Prompter
+    from engine_core.quantization import QuantizationPlan
+    from engine_core.spec import SpecAnswers
+    from engine_core.step import CausalLM
+
+__all__ = ["LoadOptions", "Loaded", "load_checkpoint"]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LoadOptions:
+    """How to load; the fields are those of ``Session.load``.
+
+    Attributes:
+        template: Source of a chat template, ``False`` for none, ``None`` for the checkpoint's.
+        compute_dtype: Dtype of activations, or ``"auto"``.
+        quantized_weights: What becomes of packed weights.
+        plugins: Plugins to choose from.
+        family: Family to use.
+        certificates: Certificates for speculative decoding.
+        extra_eos_tokens: Token texts that end a reply.
+        allocator_cache_bytes: Freed memory MLX may keep (bytes).
+        limits: Bounds.
+        on_progress: Called with bytes done and all bytes; ``False`` cancels.
+        is_cancelled: Polled while loading.
+    """
+
+    template: str | bool | None = None
+    compute_dtype: str = "auto"
+    quantized_weights: str = "auto"
+    plugins: Plugins | None = None
+    family: str | None = None
+    certificates: tuple[Any, ...] = ()
+    extra_eos_tokens: tuple[str, ...] = ()
+    allocator_cache_bytes: int | None = None
+    limits: Limits = LIMITS
+    on_progress: Callable[[int, int], bool | None] | None = None
+    is_cancelled: Callable[[], bool] | None = None
+
+    def report(self, done: int, total: int) -> None:
+        """Pass progress on.
+
+        Args:
+            done: Bytes read.
+            total: All bytes.
+
+        Raises:
+            Cancelled: The caller does not want the model any more.
+            CallbackError: The callback raised.
+        """
+        if self.is_cancelled is not None and self.is_cancelled():
+            raise Cancelled("load: was cancelled")
+        if self.on_progress is None:
+            return
+        try:
+            wanted = self.on_progress(done, total)
+        except Exception as exc:
+            # The caller's code may raise anything.
+            raise CallbackError(
+                f"on_load_progress: must not raise, got {type(exc).__name__}: {exc}",
+                code="callback.on_load_progress",
+            ) from exc
+        if wanted is False:
+            raise Cancelled("load: was cancelled by on_load_progress")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Loaded:
+    """What a session owns.
+
+    Attributes:
+        spec: Identity and answers.
+        model: The family's model.
+        compute_dtype: Dtype of activations.
+        prompter: Turns conversations and texts into ids.
+        eos_token_ids: Ids that end a reply.
+        kernels: Custom kernels of the model.
+        info: The same for the caller.
+        limits: Bounds.
+    """
+
+    spec: ModelSpec
+    model: CausalLM
+    compute_dtype: mx.Dtype
+    prompter: Prompter
+    eos_token_ids: frozenset[int]
+    kernels: KernelRegistry
+    info: ClientInfo
+    limits: Limits
+
+    def new_caches(self) -> list[LayerCache]:
+        """Make empty caches.
+
+        Returns:
+            One a layer.
+        """
+        return build_caches(self.spec.answers.architecture.layers, self.compute_dtype)
+
+
+def load_checkpoint(path: str | os.PathLike[str], options: LoadOptions) -> Loaded:
+    """Load everything.
+
+    Args:
+        path: Directory of the checkpoint.
+        options: How.
+
+    Returns:
+        What a session owns.
+
+    Raises:
+        EngineError: Whatever kept the checkpoint from loading.
+    """
+    started = time.perf_counter()
+    limits = options.limits
+    cache_bytes = options.allocator_cache_bytes
+    backend.load_mlx()
+    backend.set_allocator_limit(
+        limits.allocator_cache_bytes if cache_bytes is None else cache_bytes
+    )
+    options.report(0, 0)
+    plugins = options.plugins if options.plugins is not None else Plugins.load()
+    with read_checkpoint(path, limits) as checkpoint:
+        owner = _find_owner(plugins, checkpoint.config, options.family)
+        answers = resolve_spec_answers(
+            plugins, owner, checkpoint.config, checkpoint.tensors, checkpoint.processor_config
+        )
+        if options.certificates:
+            reason = answers.mtp.reason if answers.mtp is not None else "it has no such module"
+            raise CapabilityUnavailable("acceleration:mtp", reason)
+        prompter = load_prompter(
+            checkpoint,
+            plugins.template_dialects(owner),
+            plugins.tool_syntaxes(owner),
+            options.template,
+            limits,
+        )
+        eos = collect_eos_ids(checkpoint, answers.architecture, prompter, options.extra_eos_tokens)
+        kernels = KernelRegistry()
+        filled = load_model(
+            checkpoint,
+            answers,
+            kernels=kernels,
+            compute_dtype=choose_compute_dtype(options.compute_dtype, answers.weights.infos),
+            quantized_weights=options.quantized_weights,
+            on_progress=options.report,
+            limits=limits,
+        )
+        spec = _specify(checkpoint, owner, answers, prompter, filled)
+        notes = (*checkpoint.notes, *answers.architecture.notes, *filled.notes)
+    return Loaded(
+        spec=spec,
+        model=filled.model,
+        compute_dtype=filled.compute_dtype,
+        prompter=prompter,
+        eos_token_ids=eos,
+        kernels=kernels,
+        limits=limits,
+        info=_describe(spec, owner, prompter, eos, filled, started, notes),
+    )
+
+
+def _find_owner(plugins: Plugins, config: CheckpointConfig, family: str | None) -> Owner:
+    architectures = config.get("architectures", [])
+    if not isinstance(architectures, list) or not all(
+        isinstance(name, str) for name in architectures
+    ):
+        raise config.error("architectures", "must be a list of names", architectures)
+    model_type = config.string("model_type", default=None)
+    return plugins.resolve_owner(model_type, architectures, family)
+
+
+def _specify(
+    checkpoint: Checkpoint,
+    owner: Owner,
+    answers: SpecAnswers,
+    prompter: Prompter,
+    filled: LoadedModel,
+) -> ModelSpec:
+    plugin = owner.plugin
+    digests = checkpoint.digests
+    identity = Identity(
+        config=digests["config.json"],
+        shards=filled.digests,
+        tokenizer={name: digest for name, digest in digests.items() if name != "config.json"},
+        template=prompter.template_digests,
+        adapters={},
+        family=f"{owner.family.name} of {plugin.distribution}",
+        family_version=plugin.version,
+        core_version=version("engine-core"),
+        compute_dtype=_dtype_name(filled.compute_dtype),
+        quantization=describe_quantization(filled.quantization),
+    )
+    return ModelSpec(
+        family=owner.family.name,
+        model_type=checkpoint.config.string("model_type", default=""),
+        plugin=str(plugin),
+        answers=answers,
+        capabilities=prompter.capabilities,
+        fingerprint=identity.fingerprint(),
+    )
+
+
+def _describe(
+    spec: ModelSpec,
+    owner: Owner,
+    prompter: Prompter,
+    eos: frozenset[int],
+    filled: LoadedModel,
+    started: float,
+    notes: tuple[str, ...],
+) -> ClientInfo:
+    architecture = spec.answers.architecture
+    arrays = [array for _, array in tree_flatten(filled.model.parameters())]
+    return ClientInfo(
+        family=spec.family,
+        model_type=spec.model_type,
+        plugin=spec.plugin,
+        versions={
+            "engine-core": version("engine-core"),
+            owner.plugin.distribution: owner.plugin.version,
+        },
+        capabilities=spec.capabilities,
+        has_tokenizer=prompter.tokenizer is not None,
+        has_template=prompter.template is not None,
+        context_length=architecture.context_length,
+        compute_dtype=_dtype_name(filled.compute_dtype),
+        eos_token_ids=tuple(sorted(eos)),
+        vocab_size=architecture.vocab_size,
+        hidden_size=architecture.hidden_size,
+        layer_count=len(architecture.layers),
+        parameter_count=_count_parameters(filled),
+        weight_bytes=sum(array.nbytes for array in arrays),
+        quantization=_summary(filled.quantization),
+        backend=backend.backend_report(),
+        memory=backend.memory_report(),
+        kernels=(),
+        fingerprint=spec.fingerprint,
+        load_seconds=time.perf_counter() - started,
+        notes=notes,
+    )
+
+
+def _dtype_name(dtype: mx.Dtype) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def _count_parameters(filled: LoadedModel) -> int:
+    """Count numbers; a packed word holds several, and scales and biases are no weights."""
+    total = 0
+    for path, array in tree_flatten(filled.model.parameters()):
+        layer, _, name = path.rpartition(".")
+        packed = filled.quantization.get(layer)
+        if packed is None:
+            total += array.size
+        elif name == "weight":
+            total += array.size * 32 // packed.bits
+        elif name == "bias":
+            total += array.size
+    return total
+
+
+def _summary(plan: QuantizationPlan) -> str:
+    counts = Counter(
+        f"{spec.mode} {spec.bits} bits group {spec.group_size}" for spec in plan.layers.values()
+    )
+    return ", ".join(f"{kind} x {count}" for kind, count in sorted(counts.items()))

@@ -1,0 +1,224 @@
+"""From a request to prompt ids: what the checkpoint can render, and how it is encoded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from engine_core.errors import (
+    CapabilityUnavailable,
+    InvalidRequest,
+    TemplateError,
+    TokenizerError,
+)
+from engine_core.messages import MediaPart, Message, TranslationPart
+from engine_core.reply_text import ReplyText
+from engine_core.spec import Capabilities
+from engine_core.text.reply import ReplyDecoder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from engine_core.family import ReasoningMarkers
+    from engine_core.generation import Request
+    from engine_core.request import GenerateOptions
+    from engine_core.template.render import ChatTemplate
+    from engine_core.text.tokenizer import Tokenizer
+
+__all__ = ["Prompt", "Prompter"]
+
+
+@attrs.frozen(kw_only=True)
+class Prompt:
+    """A prompt ready to be fed.
+
+    Attributes:
+        ids: Token ids, at least one.
+        opens_reasoning: Whether the reply starts inside a reasoning span.
+    """
+
+    ids: tuple[int, ...]
+    opens_reasoning: bool = False
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Prompter:
+    """The text side of a checkpoint; each part may be missing.
+
+    Attributes:
+        tokenizer: ``None`` when the checkpoint has none.
+        template: ``None`` when the checkpoint has none or the caller wanted none.
+        template_reason: Why there is no template.
+        end_of_turn: Texts with which the template closes an assistant turn.
+        capabilities: What rendering showed.
+        template_digests: Template name -> SHA-256 (hex) of the sources in use.
+    """
+
+    tokenizer: Tokenizer | None = None
+    template: ChatTemplate | None = None
+    template_reason: str = ""
+    end_of_turn: tuple[str, ...] = ()
+    capabilities: Capabilities = Capabilities()
+    template_digests: Mapping[str, str] = attrs.field(factory=dict)
+
+    @property
+    def reasoning(self) -> ReasoningMarkers | None:
+        """Markers of a reasoning span, ``None`` when the template's dialect has none."""
+        return None if self.template is None else self.template.dialect.reasoning
+
+    def vocabulary(self, rows: int) -> tuple[int, tuple[int, ...]]:
+        """Say which logit rows have a token.
+
+        Args:
+            rows: V, rows of the model's head.
+
+        Returns:
+            Where the padded rows at the end begin, and the ids before that without a token.
+        """
+        if self.tokenizer is None:
+            return rows, ()
+        known = min(self.tokenizer.vocab_size, rows)
+        return known, self.tokenizer.unknown_ids(known)
+
+    def newline_ids(self) -> tuple[int, ...]:
+        """Give the token of a line break, where it is one.
+
+        Returns:
+            Its id, or nothing.
+        """
+        found = None if self.tokenizer is None else self.tokenizer.single_id("\n")
+        return () if found is None else (found,)
+
+    def reply_text(self, options: GenerateOptions, *, opens_reasoning: bool) -> ReplyText:
+        """Start the text side of a reply.
+
+        Args:
+            options: Options of the request.
+            opens_reasoning: Whether the reply starts inside a reasoning span.
+
+        Returns:
+            Takes the emitted tokens.
+
+        Raises:
+            TokenizerError: A stop text is asked for and there is no tokenizer.
+        """
+        if options.stop:
+            self._tokenizer("a stop text")
+        if self.tokenizer is None:
+            return ReplyText(None)
+        decoder = ReplyDecoder(
+            self.tokenizer,
+            reasoning=self.reasoning,
+            open_reasoning=opens_reasoning,
+            stops=options.stop,
+        )
+        return ReplyText(decoder)
+
+    def reasoning_close(self) -> tuple[int, ...]:
+        """Encode the text that closes a reasoning span.
+
+        Returns:
+            Its ids.
+
+        Raises:
+            CapabilityUnavailable: There is no template with reasoning markers.
+        """
+        if self.reasoning is None or self.tokenizer is None:
+            raise CapabilityUnavailable(
+                "interaction:reasoning_budget", "its template marks no reasoning"
+            )
+        return tuple(self.tokenizer.encode(self.reasoning.close))
+
+    def prompt(self, request: Request) -> Prompt:
+        """Build the prompt of a request.
+
+        Args:
+            request: The request.
+
+        Returns:
+            The prompt.
+
+        Raises:
+            TokenizerError: Text is to be encoded or decoded and there is no tokenizer.
+            TemplateError: There is no template, or it refused.
+            CapabilityUnavailable: The conversation needs what the template cannot render.
+            InvalidRequest: The prompt is empty.
+        """
+        options = request.options
+        if isinstance(request.prompt, str):
+            ids = self._tokenizer("a text prompt").encode(request.prompt, add_special_tokens=True)
+            return _prompt(ids)
+        if not request.is_chat:
+            return Prompt(ids=tuple(_token_ids(request.prompt)))
+        return self._chat(_messages(request.prompt), options)
+
+    def _chat(self, messages: Sequence[Message], options: GenerateOptions) -> Prompt:
+        tokenizer = self._tokenizer("a conversation")
+        if self.template is None:
+            raise TemplateError(
+                f"chat template: a conversation needs one, got none ({self.template_reason})",
+                code="template.missing",
+                hint="pass template= when loading, or use complete() with raw text",
+            )
+        tools = () if options.tool_choice.mode == "none" else options.tools
+        self._check_capabilities(messages, options)
+        prefill = options.prefill or ""
+        shield = tokenizer.shield(messages, tools, options.template_options, prefill)
+        rendered = self.template.render(
+            messages,
+            tools,
+            thinking=options.thinking,
+            template_options=options.template_options,
+            prefill=prefill,
+            shield=shield,
+        )
+        ids = tokenizer.encode_rendered(rendered.text, shield)
+        return _prompt(ids, opens_reasoning=rendered.opens_reasoning)
+
+    def _check_capabilities(self, messages: Sequence[Message], options: GenerateOptions) -> None:
+        require = self.capabilities.require
+        parts = [part for message in messages for part in message.content]
+        if any(isinstance(part, TranslationPart) for part in parts):
+            require("translation")
+        else:
+            require("chat", hint="this template only translates")
+        for part in parts:
+            if isinstance(part, MediaPart):
+                if part.modality == "video":
+                    raise CapabilityUnavailable("media:video", "video is not supported")
+                require({"image": "images", "audio": "audio"}[part.modality])
+        if any(message.role == "system" for message in messages):
+            require("system_prompt", hint="put the instructions into the first user turn")
+        if any(message.reasoning is not None for message in messages):
+            require("reasoning_history", hint="leave the reasoning of earlier turns out")
+        advertises = bool(options.tools) and options.tool_choice.mode != "none"
+        if advertises or any(m.tool_calls or m.role == "tool" for m in messages):
+            require("tools")
+        if options.thinking is not None:
+            require("thinking_toggle", hint="leave thinking out")
+
+    def _tokenizer(self, subject: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise TokenizerError(
+                f"tokenizer: {subject} needs one, got a checkpoint without tokenizer.json",
+                code="tokenizer.missing",
+                hint="use complete() with token ids, or add tokenizer.json to the checkpoint",
+            )
+        return self.tokenizer
+
+
+def _prompt(ids: Sequence[int], *, opens_reasoning: bool = False) -> Prompt:
+    if not ids:
+        raise InvalidRequest(
+            "prompt: must have at least one token, got none", code="request.prompt"
+        )
+    return Prompt(ids=tuple(ids), opens_reasoning=opens_reasoning)
+
+
+def _token_ids(prompt: tuple[Message, ...] | tuple[int, ...]) -> list[int]:
+    return [item for item in prompt if isinstance(item, int)]
+
+
+def _messages(prompt: tuple[Message, ...] | tuple[int, ...]) -> list[Message]:
+    return [item for item in prompt if isinstance(item, Message)]

@@ -1,0 +1,292 @@
+"""The engine bound to one thread: it loads a checkpoint there and runs every request there."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from engine_core.backend import OwnerThread, memory_report
+from engine_core.errors import AffinityError, ClientClosed
+from engine_core.generation import Control, Request, checked_token_ids
+from engine_core.limits import LIMITS, Limits
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from engine_core.cache.base import LayerCache
+    from engine_core.info import ClientInfo
+    from engine_core.loading import Loaded
+    from engine_core.plugins import Plugins
+    from engine_core.request import GenerateReply
+    from engine_core.step import CausalLM
+
+__all__ = ["Session"]
+
+
+class Session:
+    """A loaded model that only the loading thread may use; a context manager.
+
+    Every public method refuses another thread before it touches MLX. Use
+    :class:`engine_core.client.Client` for a handle without that restriction.
+    """
+
+    def __init__(self, loaded: Loaded, limits: Limits) -> None:
+        """Take over what was loaded; use :meth:`load`.
+
+        Args:
+            loaded: Loaded on this thread.
+            limits: Bounds.
+        """
+        self._owner = OwnerThread()
+        self._loaded: Loaded | None = loaded
+        self._info = loaded.info
+        self._limits = limits
+        self._is_running = False
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        template: str | bool | None = None,
+        compute_dtype: str = "auto",
+        quantized_weights: str = "auto",
+        plugins: Plugins | None = None,
+        family: str | None = None,
+        certificates: Sequence[Any] = (),
+        extra_eos_tokens: Sequence[str] = (),
+        allocator_cache_bytes: int | None = None,
+        limits: Limits = LIMITS,
+        on_load_progress: Callable[[int, int], bool | None] | None = None,
+        is_cancelled: Callable[[], bool] | None = None,
+    ) -> Session:
+        """Load a checkpoint on this thread.
+
+        Args:
+            path: Directory of the checkpoint, or what ``resolve_hub`` returned.
+            template: Source of a chat template to use instead of the checkpoint's; ``False``
+                loads without one, for ``complete`` and ``score`` only.
+            compute_dtype: ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+            quantized_weights: ``"auto"``, ``"keep"`` or ``"dequantize"``.
+            plugins: Plugins to choose from; all installed ones when omitted.
+            family: Family to use, when several claim the checkpoint.
+            certificates: Certificates for speculative decoding.
+            extra_eos_tokens: Token texts that end a reply beside the configured ones.
+            allocator_cache_bytes: Freed memory MLX may keep (bytes); the same for every session
+                of a process.
+            limits: Bounds on files and requests.
+            on_load_progress: Called with bytes done and all bytes; ``False`` cancels.
+            is_cancelled: Polled while loading.
+
+        Returns:
+            The session.
+
+        Raises:
+            EngineError: Whatever kept the checkpoint from loading.
+        """
+        from engine_core.loading import LoadOptions, load_checkpoint
+
+        options = LoadOptions(
+            template=template,
+            compute_dtype=compute_dtype,
+            quantized_weights=quantized_weights,
+            plugins=plugins,
+            family=family,
+            certificates=tuple(certificates),
+            extra_eos_tokens=tuple(extra_eos_tokens),
+            allocator_cache_bytes=allocator_cache_bytes,
+            limits=limits,
+            on_progress=on_load_progress,
+            is_cancelled=is_cancelled,
+        )
+        return cls(load_checkpoint(path, options), limits)
+
+    @property
+    def info(self) -> ClientInfo:
+        """What was loaded; memory figures are current."""
+        import attrs
+
+        self._owner.check()
+        if self._loaded is not None:
+            self._info = attrs.evolve(
+                self._info, memory=memory_report(), kernels=self._loaded.kernels.report()
+            )
+        return self._info
+
+    @property
+    def model(self) -> CausalLM:
+        """The family's model, for experiments on this thread."""
+        return self._ready().model
+
+    def new_caches(self) -> list[LayerCache]:
+        """Make caches that the caller owns, for :meth:`generate` and :meth:`complete`.
+
+        Returns:
+            One empty cache a layer.
+        """
+        return self._ready().new_caches()
+
+    def generate(
+        self,
+        messages: Sequence[Any],
+        *,
+        caches: Sequence[LayerCache] | None = None,
+        **options: Any,
+    ) -> GenerateReply:
+        """Answer a conversation.
+
+        Args:
+            messages: ``Message`` records or OpenAI-style dicts.
+            caches: Caches of the caller, which hold a prefix of what this prompt renders to and
+                grow by the rest; ``None`` for the session's own.
+            **options: Fields of :class:`engine_core.request.GenerateOptions`.
+
+        Returns:
+            The reply.
+
+        Raises:
+            EngineError: The request is invalid, failed or was cancelled; the session stays
+                usable.
+        """
+        self._owner.check()
+        return self.run(Request.chat(messages, options), caches=caches)
+
+    def complete(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        caches: Sequence[LayerCache] | None = None,
+        **options: Any,
+    ) -> GenerateReply:
+        """Continue raw text or token ids, without a template.
+
+        Args:
+            prompt: Text, or token ids.
+            caches: As for :meth:`generate`.
+            **options: Fields of :class:`engine_core.request.GenerateOptions`.
+
+        Returns:
+            The reply.
+
+        Raises:
+            EngineError: The request is invalid, failed or was cancelled; the session stays
+                usable.
+        """
+        self._owner.check()
+        return self.run(Request.completion(prompt, options), caches=caches)
+
+    def score(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Compute the logits after every given token.
+
+        Args:
+            token_ids: ``[T]`` token ids.
+
+        Returns:
+            float32 ``[T, V]``; row ``t`` scores the token after ``token_ids[: t + 1]``.
+
+        Raises:
+            EngineError: The ids are invalid or the forward failed.
+        """
+        self._owner.check()
+        return self.score_ids(checked_token_ids(token_ids, "token_ids"), Control())
+
+    def run(
+        self,
+        request: Request,
+        control: Control | None = None,
+        *,
+        caches: Sequence[LayerCache] | None = None,
+    ) -> GenerateReply:
+        """Run a checked request; what :meth:`generate` and a client's worker share.
+
+        Args:
+            request: The request.
+            control: The caller's side of it.
+            caches: As for :meth:`generate`.
+
+        Returns:
+            The reply.
+
+        Raises:
+            EngineError: As :meth:`generate`.
+        """
+        from engine_core.answering import answer
+
+        loaded = self._ready()
+        with self._busy():
+            return answer(loaded, request, control or Control(), caches)
+
+    def score_ids(self, token_ids: Sequence[int], control: Control) -> npt.NDArray[np.float32]:
+        """Score checked ids; what :meth:`score` and a client's worker share.
+
+        Args:
+            token_ids: Checked ids.
+            control: The caller's side.
+
+        Returns:
+            As :meth:`score`.
+
+        Raises:
+            EngineError: As :meth:`score`.
+        """
+        from engine_core.answering import score_tokens
+
+        loaded = self._ready()
+        with self._busy():
+            return score_tokens(loaded, token_ids, control)
+
+    def close(self) -> None:
+        """Drop the model on this thread; idempotent.
+
+        Raises:
+            AffinityError: Called on another thread, or inside a callback.
+        """
+        self._owner.check()
+        self._refuse_reentry()
+        if self._loaded is not None:
+            self._info = self.info
+            self._loaded = None
+            # Reference cycles would otherwise be freed later, perhaps by another thread.
+            gc.collect()
+
+    def __enter__(self) -> Self:
+        """Return the session."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the session."""
+        self.close()
+
+    def _ready(self) -> Loaded:
+        self._owner.check()
+        self._refuse_reentry()
+        if self._loaded is None:
+            raise ClientClosed("session: must be open, got a closed one", hint="load a new one")
+        return self._loaded
+
+    def _refuse_reentry(self) -> None:
+        if self._is_running:
+            raise AffinityError(
+                "session: must not be called inside its own callback, got a call while it runs",
+                code="reentrant_call",
+                hint="return from the callback first, or use another session",
+            )
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        self._is_running = True
+        try:
+            yield
+        finally:
+            self._is_running = False
