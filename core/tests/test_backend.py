@@ -4,7 +4,6 @@ import os
 import subprocess  # noqa: TID251 - imports and thread ends are shown by fresh interpreters
 import sys
 import threading
-import types
 
 import mlx.core as mx
 import pytest
@@ -100,63 +99,6 @@ def test_backend_report_says_what_computes():
     assert (report.device == "cpu") == (mx.default_device() == mx.cpu)
     assert report.mlx_version == mx.__version__
     assert report.blas == "bundled" or report.blas.startswith("openblas ")
-
-
-# --- fast BLAS ------------------------------------------------------------------------------
-
-
-def blas_package(monkeypatch, library_path):
-    package = types.ModuleType("engine_openblas")
-    package.VERSION = "9.9"
-    package.library_path = library_path
-    monkeypatch.setitem(sys.modules, "engine_openblas", package)
-
-
-def refuse():
-    raise OSError("no library here")
-
-
-@pytest.fixture
-def linux_before_mlx(monkeypatch, untouched):
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.delitem(sys.modules, "mlx.core")
-    return untouched
-
-
-def test_blas_not_installed_means_bundled(monkeypatch, linux_before_mlx):
-    monkeypatch.setitem(sys.modules, "engine_openblas", None)
-    assert backend._open_blas() == backend._Blas()
-
-
-def test_blas_after_mlx_is_not_opened_and_says_so(monkeypatch, untouched):
-    monkeypatch.setattr(sys, "platform", "linux")
-    blas_package(monkeypatch, refuse)
-    assert backend.load_mlx() is mx
-    report = backend.backend_report()
-    assert report.blas == "bundled"
-    assert report.note == "engine-openblas is not in use: mlx was imported first"
-
-
-def test_blas_that_cannot_be_located_leaves_the_bundled_one(monkeypatch, linux_before_mlx):
-    blas_package(monkeypatch, refuse)
-    found = backend._open_blas()
-    assert (found.name, found.threads) == ("bundled", None)
-    assert "no library here" in found.note
-
-
-def test_blas_that_cannot_be_opened_leaves_the_bundled_one(monkeypatch, linux_before_mlx, tmp_path):
-    broken = tmp_path / "libbroken.so"
-    broken.write_bytes(b"not a library")
-    blas_package(monkeypatch, lambda: broken)
-    found = backend._open_blas()
-    assert found.name == "bundled"
-    assert "not in use" in found.note
-
-
-def test_blas_on_macos_is_not_wanted(monkeypatch, untouched):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    blas_package(monkeypatch, refuse)
-    assert backend._open_blas() == backend._Blas()
 
 
 # --- allocator ------------------------------------------------------------------------------

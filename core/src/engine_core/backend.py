@@ -5,7 +5,6 @@ Importing this module does not import MLX.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from engine_core.blas import FastBlas, open_blas
 from engine_core.errors import AffinityError, BackendError, BackendUnavailable
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ __all__ = [
     "load_mlx",
     "memory_report",
     "set_allocator_limit",
+    "tune_blas",
 ]
 
-BLAS_DISTRIBUTION = "engine-openblas"
 # Each of these puts a libmlx into the same folder, so that the last one installed wins.
 BACKEND_DISTRIBUTIONS = ("mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13", "mlx-metal")
 INSTALL_LINES = {
@@ -77,22 +77,13 @@ class MemoryReport:
     limit: int | None
 
 
-@attrs.frozen(kw_only=True)
-class _Blas:
-    """Outcome of opening a BLAS, decided once a process."""
-
-    name: str = "bundled"
-    threads: int | None = None
-    note: str = ""
-
-
 @attrs.define
 class _Process:
     """State that exists once a process, guarded by its lock."""
 
     lock: threading.RLock = attrs.field(factory=threading.RLock)
     mlx: ModuleType | None = None
-    blas: _Blas = attrs.field(factory=_Blas)
+    blas: FastBlas = attrs.field(factory=FastBlas)
     cache_limit: int | None = None
 
 
@@ -101,9 +92,6 @@ _process = _Process()
 
 def load_mlx() -> ModuleType:
     """Import ``mlx.core``, after opening a fast BLAS where one is installed.
-
-    MLX finds its BLAS routines by name, so a library opened for all to see before MLX takes the
-    place of the bundled one, with no environment variable.
 
     Returns:
         The module ``mlx.core``.
@@ -114,7 +102,7 @@ def load_mlx() -> ModuleType:
     with _process.lock:
         if _process.mlx is None:
             _refuse_conflict()
-            _process.blas = _open_blas()
+            _process.blas = open_blas()
             _process.mlx = _import_mlx()
         return _process.mlx
 
@@ -151,43 +139,6 @@ def _import_mlx() -> ModuleType:
         ) from exc
 
 
-def _open_blas() -> _Blas:
-    """Open the fast BLAS for all to see; a failure leaves MLX's own in place, with a note."""
-    try:
-        package = importlib.import_module("engine_openblas")
-    except ImportError:
-        return _Blas()
-    if not sys.platform.startswith("linux"):
-        return _Blas()
-    if "mlx.core" in sys.modules:
-        return _Blas(note=f"{BLAS_DISTRIBUTION} is not in use: mlx was imported first")
-    try:
-        library = ctypes.CDLL(str(package.library_path()), mode=ctypes.RTLD_GLOBAL)
-        threads = _use_available_processors(library)
-        if not _answers_globally(library):
-            return _Blas(note=f"{BLAS_DISTRIBUTION} is not in use: another BLAS was opened first")
-    except (OSError, AttributeError) as exc:
-        return _Blas(note=f"{BLAS_DISTRIBUTION} is not in use: {exc}")
-    return _Blas(name=f"openblas {package.VERSION}", threads=threads)
-
-
-def _use_available_processors(library: ctypes.CDLL) -> int:
-    """Give the BLAS as many threads as this process may use, and read the number back."""
-    library.openblas_set_num_threads.argtypes = [ctypes.c_int]
-    library.openblas_set_num_threads.restype = None
-    library.openblas_get_num_threads.argtypes = []
-    library.openblas_get_num_threads.restype = ctypes.c_int
-    library.openblas_set_num_threads(len(os.sched_getaffinity(0)))
-    return int(library.openblas_get_num_threads())
-
-
-def _answers_globally(library: ctypes.CDLL) -> bool:
-    """Whether a library that looks ``cblas_sgemm`` up by name finds this one's."""
-    ours = ctypes.cast(library.cblas_sgemm, ctypes.c_void_p).value
-    found = ctypes.cast(ctypes.CDLL(None).cblas_sgemm, ctypes.c_void_p).value
-    return ours == found
-
-
 def _device(core: Any) -> str:
     """Name the kind of the default device."""
     if core.default_device().type == core.DeviceType.cpu:
@@ -212,6 +163,16 @@ def backend_report() -> BackendReport:
         blas_threads=_process.blas.threads,
         note=_process.blas.note,
     )
+
+
+def tune_blas() -> None:
+    """Fit the threads of the fast BLAS to what else the machine is doing; nothing without one.
+
+    Call it at the start of a request, while nothing computes: another program that keeps one
+    processor busy makes products on all processors 20 times slower.
+    """
+    with _process.lock:
+        _process.blas.tune()
 
 
 def set_allocator_limit(limit_bytes: int) -> None:
