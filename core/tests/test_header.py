@@ -108,7 +108,7 @@ HOSTILE = {
     ),
     "negative offset": (encode({"t": entry(offsets=(-4, 0))}, bytes(4)), "data_offsets"),
     "huge offset": (encode({"t": entry(offsets=(2**64, 2**64 + 4))}, bytes(4)), "data_offsets"),
-    "offset past the end": (encode({"t": entry(offsets=(0, 4))}, bytes(3)), "truncated"),
+    "offset past the end": (encode({"t": entry(offsets=(0, 4))}, bytes(3)), "inside the file"),
     "offsets reversed": (encode({"t": entry(offsets=(4, 0))}, bytes(4)), "bytes"),
     "one offset": (encode({"t": entry(offsets=(4,))}, bytes(4)), "data_offsets"),
     "wrong length": (encode({"t": entry(offsets=(0, 5))}, bytes(5)), "bytes"),

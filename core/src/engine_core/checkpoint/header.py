@@ -146,7 +146,8 @@ def read_header(fd: int, name: str, limits: Limits = LIMITS, *, shard: int = 0) 
     metadata = _metadata(name, fields.pop("__metadata__", None))
     data_start = _LENGTH_BYTES + length
     tensors = [
-        (key, _tensor(name, key, value, data_start, limits, shard)) for key, value in fields.items()
+        (key, _tensor(name, key, value, data_start, identity.size, limits, shard))
+        for key, value in fields.items()
     ]
     tensors.sort(key=lambda item: (item[1].start, item[1].stop))
     _check_coverage(name, tensors, data_start, identity.size)
@@ -188,7 +189,7 @@ def _metadata(name: str, value: Any) -> dict[str, str]:
 
 
 def _tensor(
-    name: str, key: str, value: Any, data_start: int, limits: Limits, shard: int
+    name: str, key: str, value: Any, data_start: int, size: int, limits: Limits, shard: int
 ) -> StoredTensor:
     where = f"tensor {key[:200]!r}"
     if not key or "\0" in key or len(key.encode()) > limits.tensor_name_bytes:
@@ -202,15 +203,15 @@ def _tensor(
         raise _invalid(name, f"{where}: dtype must be a safetensors one, got {str(dtype)[:40]!r}")
     if not isinstance(shape, list) or len(shape) > limits.tensor_rank:
         raise _invalid(name, f"{where}: shape must be a list of at most {limits.tensor_rank}")
-    if not all(_is_size(size, limits.tensor_dimension) for size in shape):
+    if not all(_is_size(one, limits.tensor_dimension) for one in shape):
         raise _invalid(name, f"{where}: sizes must be integers from 0 to {limits.tensor_dimension}")
     length = payload_bytes(tuple(shape), dtype)
     if (
         not isinstance(offsets, list)
         or len(offsets) != 2
-        or not all(_is_size(offset, 2**63 - 1) for offset in offsets)
+        or not all(_is_size(offset, size - data_start) for offset in offsets)
     ):
-        raise _invalid(name, f"{where}: data_offsets must be two non-negative integers")
+        raise _invalid(name, f"{where}: data_offsets must be two places inside the file")
     start, stop = offsets
     if length is None or stop - start != length:
         raise _invalid(
@@ -236,5 +237,6 @@ def _check_coverage(
             )
         position = tensor.stop
     if position != size:
-        rule = "must not be truncated" if position > size else "must not have trailing bytes"
-        raise _invalid(name, f"{rule}, got {size} bytes where the header describes {position}")
+        raise _invalid(
+            name, f"must not have trailing bytes, got {size} where the header describes {position}"
+        )

@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 import mlx.core as mx
@@ -24,7 +24,7 @@ from engine_core.checkpoint.weights import ARRAY_TYPES, Job, materialise
 from engine_core.errors import CheckpointError, InvalidRequest
 from engine_core.limits import LIMITS
 from engine_core.nn.linear import Linear, arrange_weight
-from engine_core.nn.quantized import quantize_module
+from engine_core.nn.quantized import dequantize, quantize_module
 from engine_core.quantization import QuantizationPlan, QuantizationSpec
 from engine_core.step import BuildContext
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from engine_core.kernels import KernelRegistry
     from engine_core.limits import Limits
-    from engine_core.nn.module import Module
     from engine_core.spec import SpecAnswers
     from engine_core.weight_nodes import TensorInfo
 
@@ -155,8 +154,8 @@ def load_model(
         plan_quantization, checkpoint.config, answers.weight_plan, weights.infos, limits=limits
     )
     context = BuildContext(compute_dtype=compute_dtype, quantization=plan_layers(), kernels=kernels)
-    # Every model is an ``nn.Module``, which a protocol cannot say.
-    model = cast("Module", answers.architecture.build(context))
+    # Every model is an ``nn.Module``, which the protocol cannot say; its methods have no types.
+    model: Any = answers.architecture.build(context)
     dense = _shapes(model)
     stored = _of_model(plan_layers(widths=_widths(dense)), dense)
     expected = _packed_shapes(dense, stored)
@@ -192,7 +191,7 @@ def _check_optional_modules(answers: SpecAnswers, checkpoint: Checkpoint) -> fro
     return frozenset(excluded)
 
 
-def _shapes(model: Module) -> dict[str, tuple[int, ...]]:
+def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
     flat: Any = tree_flatten(model.parameters())
     return {key: tuple(value.shape) for key, value in flat}
 
@@ -254,7 +253,7 @@ def _default_budget() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _MEMORY_SHARE
 
 
-def _linear_weights(model: Module) -> frozenset[str]:
+def _linear_weights(model: Any) -> frozenset[str]:
     return frozenset(
         f"{path}.weight" for path, module in model.named_modules() if isinstance(module, Linear)
     )
@@ -274,7 +273,7 @@ def _check_packed(
             )
 
 
-def _store(model: Module, group: Mapping[str, mx.array]) -> None:
+def _store(model: Any, group: Mapping[str, mx.array]) -> None:
     model.update(tree_unflatten(list(group.items())))
 
 
@@ -338,16 +337,6 @@ def _unpack(
     linear: bool,  # noqa: FBT001
     arrays: Sequence[mx.array],
 ) -> Mapping[str, mx.array]:
-    """Unpack in float32, so that scales stored in 16 bits lose nothing more."""
     words, scales, *biases = arrays
-    if spec.affine:
-        scales = scales.astype(mx.float32)
-    array = mx.dequantize(
-        words,
-        scales,
-        biases[0].astype(mx.float32) if biases else None,
-        group_size=spec.group_size,
-        bits=spec.bits,
-        mode=spec.mode,
-    ).astype(dtype)
+    array = dequantize(words, scales, biases[0] if biases else None, spec, dtype)
     return {key: arrange_weight(array) if linear else array}
