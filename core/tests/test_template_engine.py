@@ -91,6 +91,7 @@ OWN = {
 {{ [1, 2, 3] | sum }}{{ [4, 9, 2] | max }}{{ [] | max is defined }}{{ ['b', 'A'] | min }}{{ [1, 1, 2] | unique | list }}
 {{ 'abc' | list }}{{ {'x': 1} | list }}{{ [1, 2] | reverse | list }}{{ 'abc' | reverse }}{{ {'x': 1} | items | list }}{{ missing | items | list }}
 {{ [1, 2, 3, 4, 5] | batch(2, 0) | list }}{{ [1, 2, 3, 4, 5] | slice(3, 0) | list }}{{ '<a href="x">\\'&' | e }}
+{{ none | map(attribute='x') | list }}{{ none | selectattr('x') | list }}{{ [range(2)] }}
 {{ missing | default('d') }}{{ '' | default('d', true) }}{{ 'abc' | first }}{{ [1, 2] | last }}{{ 'x' | string }}{{ '<' | safe }}
 {{ '%s-%s' | format(1, 'b') }}{{ {'b': 1, 'A': 2} | dictsort }}{{ {'b': 1, 'A': 2} | dictsort(by='value', reverse=true) }}
 """,
@@ -99,7 +100,7 @@ OWN = {
 {{ 'xa'.lstrip('x') }}{{ 'ax'.rstrip('x') }}{{ 'abcabc'.find('c') }}{{ 'abcabc'.rfind('c', 0, 5) }}{{ 'aXa'.count('a') }}{{ 'ab'.index('b') }}
 {{ '7'.zfill(3) }}{{ 'a'.ljust(3, '.') }}{{ 'a'.rjust(3) }}{{ 'a'.center(3) }}{{ 'a b'.title() }}{{ 'aB'.swapcase() }}{{ 'prefix'.removeprefix('pre') }}
 {{ '12'.isdigit() }}{{ 'ab'.isalpha() }}{{ ' '.isspace() }}{{ ','.join(['a', 'b']) }}{{ 'a\\tb'.expandtabs(4) }}{{ 'x'.isupper() }}
-{{ {'a': 1}.get('a') }}{{ {'a': 1}.get('b', 2) }}{{ {'a': 1}.items() | list }}{{ {'a': 1}.keys() | list }}{{ {'a': 1}.values() | list }}
+{{ {'a': 1}.get(missing, 'k') }}{{ {'a': 1}[missing] is defined }}{{ {'a': 1}.get('a') }}{{ {'a': 1}.get('b', 2) }}{{ {'a': 1}.items() | list }}{{ {'a': 1}.keys() | list }}{{ {'a': 1}.values() | list }}
 {% for key, value in {'a': {'items': 3}}.items() %}{{ key }}{{ value['items'] }}{% endfor %}{{ [1, 2, 1].count(1) }}{{ [5, 6].index(6) }}
 {% for x in 'abc' %}{{ loop.index0 }}{{ loop.revindex }}{{ loop.first }}{{ loop.length }}{{ loop.cycle('o', 'e') }}{{ loop.changed(x) }}{{ loop.previtem }}{{ loop.nextitem }};{% endfor %}
 """,

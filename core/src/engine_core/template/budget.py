@@ -223,7 +223,7 @@ class Budget:
                 else:
                     stack.extend((entry, depth + 1) for entry in item)
             elif plain and not (
-                item is None or kind in (bool, float) or isinstance(item, Undefined)
+                item is None or kind in (bool, float, range) or isinstance(item, Undefined)
             ):
                 msg = f"a {kind.__name__} cannot be printed"
                 raise TypeError(msg)

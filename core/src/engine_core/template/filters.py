@@ -224,6 +224,8 @@ def _slice(ops: Operations, value: Any, slices: Any, fill_with: Any = None) -> l
 
 
 def _map(ops: Operations, value: Any, *args: Any, **kwargs: Any) -> list[Any]:
+    if not value:
+        return []
     if not args and "attribute" in kwargs:
         get = _getter(ops, kwargs.pop("attribute"), kwargs.pop("default", _MISSING))
         if kwargs:
@@ -251,6 +253,8 @@ def _named(table: Mapping[str, Callable[..., Any]], what: str, name: Any) -> Cal
 
 def _selecting(*, wanted: bool, by_attribute: bool) -> Callable[..., Any]:
     def select(ops: Operations, value: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        if not value:
+            return []
         rest = list(args)
         if by_attribute and not rest:
             msg = "the name of an attribute is needed"

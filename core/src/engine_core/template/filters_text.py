@@ -113,6 +113,15 @@ def _string(ops: Operations, value: Any) -> str:
     return value if type(value) is str else ops.text(value)
 
 
+def _text(value: Any) -> str:
+    if isinstance(value, Undefined):
+        return str(value.any_attribute)  # raises the value's own error
+    if type(value) is not str:
+        msg = f"a text is needed, got a {type(value).__name__}"
+        raise TypeError(msg)
+    return value
+
+
 def _safe(ops: Operations, value: Any) -> str:
     # Nothing is escaped for HTML, so there is nothing to be exempt from.
     return _string(ops, value)
@@ -173,7 +182,7 @@ def _indent(
     first: Any = False,
     blank: Any = False,
 ) -> str:
-    text = _string(ops, value)
+    text = _text(value)
     if type(width) is not str:
         width = ops.binary("*", " ", width)
     ops.budget.spend_text(text, times=len(LINE_BREAKS))
@@ -193,7 +202,7 @@ def _truncate(
     end: Any = "...",
     leeway: Any = 5,
 ) -> str:
-    text, ending = _string(ops, value), _string(ops, end)
+    text, ending = _text(value), _string(ops, end)
     if type(length) is not int or length < len(ending) or (type(leeway) is not int or leeway < 0):
         msg = "truncate needs a length that holds the ending, and a leeway of at least 0"
         raise ValueError(msg)
@@ -212,7 +221,7 @@ def _wordwrap(
     wrapstring: Any = "\n",
     break_on_hyphens: Any = True,
 ) -> str:
-    text, wrapstring = _string(ops, value), _string(ops, wrapstring)
+    text, wrapstring = _text(value), _string(ops, wrapstring)
     if type(width) is not int or width < 1:
         msg = "wordwrap needs a positive width"
         raise ValueError(msg)
@@ -248,7 +257,7 @@ def _int(ops: Operations, value: Any, default: Any = 0, base: Any = 10) -> Any:
     if type(value) is str:
         ops.budget.spend_text(value)
     if type(value) not in (str, int, float, bool):
-        return default
+        return int(value) if isinstance(value, Undefined) else default
     try:
         result = int(value, base) if type(value) is str else int(value)
     except (TypeError, ValueError):
@@ -264,7 +273,7 @@ def _float(ops: Operations, value: Any, default: Any = 0.0) -> Any:
     if type(value) is str:
         ops.budget.spend_text(value)
     if type(value) not in (str, int, float, bool):
-        return default
+        return float(value) if isinstance(value, Undefined) else default
     try:
         return float(value)
     except ValueError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from jinja2 import Undefined
+
 from engine_core.errors import TemplateError
 from engine_core.template.budget import (
     POINTER_BYTES,
@@ -34,7 +36,7 @@ def require_key(key: Any) -> Any:
     Raises:
         TemplateError: The key is no scalar.
     """
-    if type(key) not in SCALARS:
+    if type(key) not in SCALARS and not isinstance(key, Undefined):
         raise TemplateError(
             f"chat template: a mapping key must be a scalar, got a {type(key).__name__}",
             code="template.forbidden",
