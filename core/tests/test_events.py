@@ -7,6 +7,7 @@ import time
 
 import attrs
 import pytest
+
 from engine_core.errors import Cancelled, DeadlineExceeded, InvalidRequest
 from engine_core.events import CancelToken, Progress, Segment, TokenKind
 

@@ -8,7 +8,6 @@ split, and the marks are removed from the runs in between.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -16,11 +15,11 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from engine_core.text.tokenizer import AddedToken
 
-__all__ = ["ControlShield", "iter_texts", "split_at_controls"]
+__all__ = ["ControlShield", "ControlTokens", "iter_texts"]
 
 # The blocks of private-use characters, rarest first.
 _PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE), range(0xE000, 0xF900))
@@ -57,7 +56,101 @@ def iter_texts(value: object) -> Iterator[str]:
                 pending.extend(getattr(one, field.name) for field in attrs.fields(kind))
 
 
-@attrs.frozen
+class ControlTokens:
+    """The control tokens of one tokenizer, with the searches that find them in text.
+
+    Attributes:
+        tokens: The tokens.
+        texts: Their texts.
+    """
+
+    def __init__(self, tokens: Iterable[AddedToken]) -> None:
+        """Compile the searches.
+
+        Args:
+            tokens: Control tokens.
+        """
+        self.tokens = tuple(tokens)
+        self.texts = frozenset(token.text for token in self.tokens)
+        long = [text for text in self.texts if len(text) > 1]
+        firsts = "".join(sorted({text[0] for text in self.texts}))
+        self._firsts = re.compile(f"[{re.escape(firsts)}]" if firsts else "(?!)")
+        self._long = _longest_of(long)
+        self._prefixes = frozenset(text[:at] for text in long for at in range(1, len(text)))
+        self._suffixes = frozenset(text[at:] for text in long for at in range(1, len(text)))
+        self._longest = max(map(len, long), default=1)
+        self._by_id = {token.id: token for token in self.tokens}
+        # The library matches on the text as written first, then on the normalized rest.
+        self._passes = []
+        for normalized in (False, True):
+            chosen = {one.text: one for one in self.tokens if one.normalized is normalized}
+            if chosen:
+                self._passes.append((_longest_of(chosen), chosen))
+
+    def breaks(self, content: str) -> tuple[set[int], set[int]]:
+        """Find where content has to be marked.
+
+        Args:
+            content: A piece of content.
+
+        Returns:
+            Positions of single marks and of double marks.
+        """
+        single: set[int] = set()
+        double: set[int] = set()
+        for found in self._firsts.finditer(content):
+            start = found.start()
+            # A mark inside breaks the text; a text of one character can only be announced.
+            if found.group() in self.texts:
+                double.add(start)
+            if self._long.match(content, start):
+                single.add(start + 1)
+        # Two pieces of content may touch in the prompt and together spell a control token.
+        sizes = range(1, min(self._longest - 1, len(content)) + 1)
+        if any(content[:size] in self._suffixes for size in sizes):
+            single.add(0)
+        if any(content[-size:] in self._prefixes for size in sizes):
+            single.add(len(content))
+        return single, double
+
+    def split(self, text: str, shield: ControlShield) -> Iterator[tuple[bool, int | str]]:
+        """Split rendered text at the control tokens that bear no mark.
+
+        Args:
+            text: Rendered text with marks.
+            shield: Whose marks to respect and remove.
+
+        Yields:
+            In order, ids of control tokens and non-empty runs of text without marks, each with
+            whether it stands at the very start.
+        """
+        parts: list[int | str] = [shield.unescape(text)]
+        for pattern, chosen in self._passes:
+            parts = [
+                piece
+                for part in parts
+                for piece in (
+                    [part]
+                    if isinstance(part, int)
+                    else _split(part, pattern, chosen, shield.mark * 2)
+                )
+            ]
+        for index, part in enumerate(parts):
+            if isinstance(part, int):
+                yield index == 0, part
+                continue
+            run = shield.remove(part)
+            before = parts[index - 1] if index else None
+            after = parts[index + 1] if index + 1 < len(parts) else None
+            if isinstance(before, int) and self._by_id[before].rstrip:
+                run = run.lstrip(_WHITE_SPACE)
+            if isinstance(after, int) and self._by_id[after].lstrip:
+                run = run.rstrip(_WHITE_SPACE)
+            if run:
+                yield index == 0, run
+
+
+@attrs.frozen(eq=False)
 class ControlShield:
     """Marks control-token text in content; call it on every piece before rendering.
 
@@ -66,11 +159,11 @@ class ControlShield:
         mark: The private-use character.
     """
 
-    controls: tuple[AddedToken, ...] = attrs.field(repr=False)
+    controls: ControlTokens = attrs.field(repr=False)
     mark: str
 
     @classmethod
-    def avoiding(cls, controls: tuple[AddedToken, ...], values: Iterable[object]) -> ControlShield:
+    def avoiding(cls, controls: ControlTokens, values: Iterable[object]) -> ControlShield:
         """Choose a mark that is free.
 
         Args:
@@ -81,14 +174,14 @@ class ControlShield:
             The shield.
         """
         texts = [text for value in values for text in iter_texts(value)]
-        texts += [token.text for token in controls]
+        texts += controls.texts
         candidates = (chr(code) for block in _PRIVATE for code in block)
         first = next(candidates)
         if not any(first in text or _escaped(first) in text for text in texts):
             return cls(controls, first)
         joined = "\n".join(texts)
-        used, lowered = set(joined), joined.lower()
-        free = (mark for mark in candidates if mark not in used and _escaped(mark) not in lowered)
+        used = set(joined)
+        free = (mark for mark in candidates if mark not in used and _escaped(mark) not in joined)
         return cls(controls, next(free))
 
     def __call__(self, content: str) -> str:
@@ -100,30 +193,14 @@ class ControlShield:
         Returns:
             The content with marks; unchanged when it holds nothing like a control token.
         """
-        patterns = _patterns(self.controls)
-        if patterns is None:
-            return content
-        cuts: set[int] = set()
-        doubled: set[int] = set()
-        for found in patterns.first_characters.finditer(content):
-            start = found.start()
-            # A mark inside breaks the text; a text of one character can only be announced.
-            if content[start] in patterns.single_characters:
-                doubled.add(start)
-            if patterns.long.match(content, start):
-                cuts.add(start + 1)
-        # Two pieces of content may touch in the prompt and together spell a control token.
-        if patterns.ends(content):
-            cuts.add(len(content))
-        if patterns.starts(content):
-            cuts.add(0)
-        if not cuts and not doubled:
+        single, double = self.controls.breaks(content)
+        if not single and not double:
             return content
         pieces: list[str] = []
         at = 0
-        for cut in sorted(cuts | doubled):
+        for cut in sorted(single | double):
             pieces.append(content[at:cut])
-            pieces.append(self.mark * (2 * (cut in doubled) + (cut in cuts)))
+            pieces.append(self.mark * ((cut in single) + 2 * (cut in double)))
             at = cut
         pieces.append(content[at:])
         return "".join(pieces)
@@ -139,6 +216,17 @@ class ControlShield:
         """
         return self.mark in text or _escaped(self.mark) in text
 
+    def unescape(self, text: str) -> str:
+        """Turn marks that a template wrote as JSON escapes back into characters.
+
+        Args:
+            text: Rendered text.
+
+        Returns:
+            The text with plain marks.
+        """
+        return text.replace(_escaped(self.mark), self.mark)
+
     def remove(self, text: str) -> str:
         """Take the marks out again.
 
@@ -148,7 +236,7 @@ class ControlShield:
         Returns:
             The text as it reads without a shield.
         """
-        return text.replace(self.mark, "").replace(_escaped(self.mark), "")
+        return self.unescape(text).replace(self.mark, "")
 
 
 def _escaped(mark: str) -> str:
@@ -157,108 +245,26 @@ def _escaped(mark: str) -> str:
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
-@attrs.frozen(eq=False)
-class _Patterns:
-    """Compiled searches for one set of control tokens."""
-
-    first_characters: re.Pattern[str]
-    long: re.Pattern[str]
-    single_characters: frozenset[str]
-    suffixes: frozenset[str]
-    prefixes: frozenset[str]
-    longest: int
-
-    def ends(self, content: str) -> bool:
-        """Whether the end is the beginning of a control token."""
-        return any(content[-size:] in self.prefixes for size in self._sizes(content))
-
-    def starts(self, content: str) -> bool:
-        """Whether the start is the end of a control token."""
-        return any(content[:size] in self.suffixes for size in self._sizes(content))
-
-    def _sizes(self, content: str) -> range:
-        return range(1, min(self.longest - 1, len(content)) + 1)
-
-
-@functools.lru_cache(maxsize=16)
-def _patterns(controls: tuple[AddedToken, ...]) -> _Patterns | None:
-    texts = sorted({token.text for token in controls})
-    if not texts:
-        return None
-    long = [text for text in texts if len(text) > 1]
-    return _Patterns(
-        first_characters=re.compile(f"[{re.escape(''.join({text[0] for text in texts}))}]"),
-        long=re.compile(_alternatives(long) if long else "(?!)"),
-        single_characters=frozenset(text for text in texts if len(text) == 1),
-        suffixes=frozenset(text[at:] for text in long for at in range(1, len(text))),
-        prefixes=frozenset(text[:at] for text in long for at in range(1, len(text))),
-        longest=max(len(text) for text in texts),
-    )
-
-
-def _alternatives(texts: Iterable[str]) -> str:
-    """Spell a choice in which the longest text wins, as the tokenizers library matches."""
+def _longest_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Compile a choice in which the longest text wins, as the tokenizers library matches."""
     ordered = sorted(texts, key=len, reverse=True)
-    return "(?:" + "|".join(re.escape(text) for text in ordered) + ")"
-
-
-def split_at_controls(
-    text: str, controls: Sequence[AddedToken], shield: ControlShield
-) -> Iterator[tuple[bool, int | str]]:
-    """Split rendered text at the control tokens that bear no mark.
-
-    Args:
-        text: Rendered text with marks.
-        controls: Control tokens.
-        shield: Whose marks to respect and remove.
-
-    Yields:
-        In order, ids of control tokens and non-empty runs of text without marks, each with
-        whether it stands at the very start.
-    """
-    parts: list[int | str] = [text.replace(_escaped(shield.mark), shield.mark)]
-    # The library matches on the text as written first, then on the normalized rest.
-    for normalized in (False, True):
-        chosen = {token.text: token for token in controls if token.normalized is normalized}
-        if chosen:
-            parts = [
-                piece
-                for part in parts
-                for piece in ([part] if isinstance(part, int) else _split(part, chosen, shield))
-            ]
-    by_id = {token.id: token for token in controls}
-    for index, part in enumerate(parts):
-        if isinstance(part, int):
-            yield index == 0, part
-            continue
-        run = shield.remove(part)
-        before = parts[index - 1] if index else None
-        after = parts[index + 1] if index + 1 < len(parts) else None
-        if isinstance(before, int) and by_id[before].rstrip:
-            run = run.lstrip(_WHITE_SPACE)
-        if isinstance(after, int) and by_id[after].lstrip:
-            run = run.rstrip(_WHITE_SPACE)
-        if run:
-            yield index == 0, run
+    return re.compile("|".join(re.escape(text) for text in ordered) or "(?!)")
 
 
 def _split(
-    text: str, chosen: Mapping[str, AddedToken], shield: ControlShield
+    text: str, pattern: re.Pattern[str], chosen: Mapping[str, AddedToken], guard: str
 ) -> Iterator[int | str]:
-    single = [re.escape(one) for one in chosen if len(one) == 1]
-    choices = (
-        [_alternatives(one for one in chosen if len(one) > 1)] if len(single) < len(chosen) else []
-    )
-    if single:
-        choices.append(f"(?<!{re.escape(shield.mark * 2)})(?:{'|'.join(single)})")
     at = 0
-    for found in re.finditer("|".join(choices), text):
+    for found in pattern.finditer(text):
         token = chosen[found.group()]
-        if token.single_word and _touches_word(text, found.start(), found.end()):
+        start, stop = found.span()
+        if len(token.text) == 1 and text.endswith(guard, 0, start):
             continue
-        yield text[at : found.start()]
+        if token.single_word and _touches_word(text, start, stop):
+            continue
+        yield text[at:start]
         yield token.id
-        at = found.end()
+        at = stop
     yield text[at:]
 
 

@@ -9,9 +9,7 @@ import attrs
 import tokenizers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from engine_core.text.tokenizer import AddedToken
+    from collections.abc import Callable, Collection
 
 __all__ = ["PlainEncoder"]
 
@@ -32,25 +30,26 @@ class PlainEncoder:
     renumbered: dict[int, int]
 
     @classmethod
-    def without(cls, controls: Iterable[AddedToken], tokenizer_json: str) -> PlainEncoder:
+    def without(cls, controls: Collection[str], tokenizer_json: str) -> PlainEncoder:
         """Build the tokenizer.
 
         Args:
-            controls: Tokens that it must not produce.
+            controls: Texts of the tokens that it must not produce.
             tokenizer_json: The full tokenizer, as its own library writes it.
 
         Returns:
             The encoder.
         """
         data = json.loads(tokenizer_json)
-        texts = {token.text for token in controls}
         kept = {
-            one["content"]: one["id"] for one in data["added_tokens"] if one["content"] not in texts
+            one["content"]: one["id"]
+            for one in data["added_tokens"]
+            if one["content"] not in controls
         }
         data["added_tokens"] = [one for one in data["added_tokens"] if one["content"] in kept]
         data["post_processor"] = None
         data["decoder"] = None
-        _hide(data["model"], texts)
+        _hide(data["model"], controls)
         first = tokenizers.Tokenizer.from_str(json.dumps(data))
         later = first
         if _never_first(data["pre_tokenizer"]):
@@ -78,11 +77,13 @@ class PlainEncoder:
         return [self.renumbered.get(one, one) for one in ids] if self.renumbered else list(ids)
 
 
-def _hide(model: dict[str, Any], texts: set[str]) -> None:
+def _hide(model: dict[str, Any], controls: Collection[str]) -> None:
     """Respell control tokens in the model's own vocabulary, so that no text leads to them.
 
-    Ids stay. Merges that build a control token, or build on one, are removed.
+    Ids stay. Merges that build a control token, or build on one, are removed. A token of one
+    character stays: it may be the only way to write that character.
     """
+    texts = {text for text in controls if len(text) > 1}
     spell = _speller(texts, model)
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):

@@ -14,7 +14,7 @@ import tokenizers
 from engine_core.checkpoint.config import CheckpointConfig
 from engine_core.errors import ConfigError, TokenizerError
 from engine_core.limits import LIMITS, Limits
-from engine_core.text.control import ControlShield, split_at_controls
+from engine_core.text.control import ControlShield, ControlTokens
 from engine_core.text.decoder import DecoderPlan
 from engine_core.text.plain import PlainEncoder
 from engine_core.values import shown
@@ -111,7 +111,7 @@ class Tokenizer:
         self.decoder = DecoderPlan.compile(
             None if decoder is None else json.loads(decoder.__getstate__())
         )
-        self._controls = tuple(token for token in self.added_tokens if token.is_control)
+        self._controls = ControlTokens(token for token in self.added_tokens if token.is_control)
         self._plain: PlainEncoder | None = None
 
     @classmethod
@@ -201,14 +201,14 @@ class Tokenizer:
         if shield is None or not shield.is_in(text):
             return self.encode(text)
         ids: list[int] = []
-        for at_start, part in split_at_controls(text, self._controls, shield):
+        for at_start, part in self._controls.split(text, shield):
             ids += [part] if isinstance(part, int) else self._encode_run(part, at_start=at_start)
         return ids
 
     def _encode_run(self, run: str, *, at_start: bool) -> list[int]:
         if self._plain is None:
             self._plain = _guarded(
-                lambda: PlainEncoder.without(self._controls, self._backend.to_str()),
+                lambda: PlainEncoder.without(self._controls.texts, self._backend.to_str()),
                 "tokenizer.json: must be usable without its added tokens",
             )
         plain = self._plain
