@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self, cast
 import attrs
 
 from engine_core.backend import evaluate
-from engine_core.cache.base import cache_arrays, distinct_caches, keep_caches, mark_caches
+from engine_core.cache.base import cache_arrays, distinct_caches, keep_caches
 from engine_core.decode.choice import TokenChooser
 from engine_core.decode.finish import stronger_reason
 from engine_core.decode.forward import (
@@ -331,7 +331,7 @@ class Decoder:
         """
         ordinal = len(self.emitted)
         position = self._origin + ordinal
-        marks = mark_caches(self._states)
+        marks = tuple(cache.mark() for cache in self._states)
         is_fed = False
         self.caches_valid = False
         try:

@@ -115,6 +115,8 @@ class LogitAdjuster:
             State after them; ``seen`` is unchanged.
         """
         window, counts = seen.window, seen.counts
+        if window is None and counts is None:
+            return seen
         if window is not None:
             window = mx.concatenate([window, tokens.astype(mx.int32)])
             size = self._context_size
