@@ -380,7 +380,7 @@ def test_client_stream_equals_the_reply_and_ends_with_it(client: Client) -> None
     assert isinstance(last, Completed)
     assert last.reply.text == "hello world"
     assert "".join(e.text for e in events if isinstance(e, Segment)) == "hello world"
-    assert [e.phase for e in events if isinstance(e, Progress)][0] == "prompt"
+    assert next(e.phase for e in events if isinstance(e, Progress)) == "prompt"
     assert sum(isinstance(event, Completed) for event in events) == 1
 
 
@@ -442,8 +442,7 @@ def test_client_stream_error_arrives_at_the_reader(client: Client) -> None:
     stream = client.stream(HELLO, context_tokens=16, max_tokens=10)
     events: list[Any] = []
     with pytest.raises(ContextExceeded):
-        for event in stream:
-            events.append(event)
+        events.extend(stream)
     assert [event.phase for event in events] == ["prompt"]
     assert list(stream) == []
 

@@ -297,7 +297,14 @@ class Client:
         return AsyncReplyStream(self, self._lease.worker, job, channel, waker)
 
     def cancel(self) -> None:
-        """Cancel every request made through this handle; each of them raises ``Cancelled``."""
+        """Cancel every request made through this handle; each of them raises ``Cancelled``.
+
+        May be called inside a callback, too.
+
+        Raises:
+            ClientClosed: Called in a forked process.
+        """
+        self._lease.worker.check_process()
         for job in tuple(self._jobs):
             self._lease.worker.cancel(job)
 

@@ -59,7 +59,7 @@ class Prompter:
     template: ChatTemplate | None = None
     template_reason: str = ""
     end_of_turn: tuple[str, ...] = ()
-    capabilities: Capabilities = Capabilities()
+    capabilities: Capabilities = attrs.field(factory=Capabilities)
     template_digests: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
@@ -210,9 +210,7 @@ class Prompter:
 
 def _prompt(ids: Sequence[int], *, opens_reasoning: bool = False) -> Prompt:
     if not ids:
-        raise InvalidRequest(
-            "prompt: must have at least one token, got none", code="request.prompt"
-        )
+        raise InvalidRequest("prompt: must have at least one token, got 0", code="request.prompt")
     return Prompt(ids=tuple(ids), opens_reasoning=opens_reasoning)
 
 

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from engine_core.backend import OwnerThread, memory_report
-from engine_core.errors import AffinityError, ClientClosed
+from engine_core.errors import AffinityError, ClientClosed, InvalidRequest
 from engine_core.generation import Control, Request, checked_token_ids
 from engine_core.limits import LIMITS, Limits
+from engine_core.values import shown
 
 if TYPE_CHECKING:
     import os
@@ -92,6 +93,11 @@ class Session:
         """
         from engine_core.loading import LoadOptions, load_checkpoint
 
+        if isinstance(extra_eos_tokens, str):
+            raise InvalidRequest(
+                f"extra_eos_tokens: must be a list of texts, got {shown(extra_eos_tokens)}",
+                code="request.extra_eos_tokens",
+            )
         options = LoadOptions(
             template=template,
             compute_dtype=compute_dtype,

@@ -46,7 +46,7 @@ def load_prompter(
     checkpoint: Checkpoint,
     dialects: Sequence[TemplateDialect],
     syntaxes: Sequence[ToolSyntax],
-    choice: str | bool | None,
+    choice: str | bool | None,  # noqa: FBT001 - what the caller wrote
     limits: Limits,
 ) -> Prompter:
     """Read tokenizer and template and find out what they can do.
@@ -130,7 +130,9 @@ def _extra_id(tokenizer: Tokenizer | None, text: str) -> int:
 
 
 def _sources(
-    checkpoint: Checkpoint, choice: str | bool | None, limits: Limits
+    checkpoint: Checkpoint,
+    choice: str | bool | None,  # noqa: FBT001 - what the caller wrote
+    limits: Limits,
 ) -> tuple[TemplateSources | None, str]:
     tokenizer_config = checkpoint.tokenizer_config.data
     if choice is False:

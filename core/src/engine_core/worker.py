@@ -233,6 +233,18 @@ class Worker(Generic[ResourceT]):
         """Number of queued jobs, the running one not counted."""
         return len(self._queue)
 
+    def check_process(self) -> None:
+        """Refuse a call from another process.
+
+        Raises:
+            ClientClosed: This process was forked from the one that made the worker.
+        """
+        if os.getpid() != self._process:
+            raise ClientClosed(
+                f"client: belongs to process {self._process!r}, got a call in {os.getpid()!r}",
+                hint="load a client in each process; threads do not survive a fork",
+            )
+
     def check_caller(self) -> None:
         """Refuse a call from another process or from the worker thread itself.
 
@@ -240,11 +252,7 @@ class Worker(Generic[ResourceT]):
             ClientClosed: This process was forked from the one that made the worker.
             AffinityError: This is the worker thread (``reentrant_call``).
         """
-        if os.getpid() != self._process:
-            raise ClientClosed(
-                f"client: belongs to process {self._process!r}, got a call in {os.getpid()!r}",
-                hint="load a client in each process; threads do not survive a fork",
-            )
+        self.check_process()
         if threading.current_thread() is self._thread:
             raise AffinityError(
                 "client: must not be called inside its own callback, got a call on its worker",

@@ -7,6 +7,7 @@ The module is itself the plugin: pass it as ``Plugins.load(extra=[scripted])``.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -126,7 +127,8 @@ class Scripted:
         Raises:
             ValueError: It is not exactly one token.
         """
-        ids = self.tokenizer.encode(text)
+        found = self.tokenizer.token_id(text)
+        ids = self.tokenizer.encode(text) if found is None else [found]
         if len(ids) != 1:
             msg = f"{text!r}: must be one token, got {ids!r}"
             raise ValueError(msg)
@@ -136,7 +138,7 @@ class Scripted:
         """Write a reply into the script.
 
         Args:
-            after: The token after which it starts, ``"\\n"`` for the chat template's prompt.
+            after: The token after which it starts, a line break for the chat template's prompt.
             reply: Text or ids; no token may occur twice in the script.
             loops: Start again at its first token instead of ending.
 
@@ -148,7 +150,7 @@ class Scripted:
         """
         ids = self.tokenizer.encode(reply) if isinstance(reply, str) else list(reply)
         chain = [self.id(after), *ids, ids[0] if loops else self.eos]
-        for token, following in zip(chain[:-1], chain[1:], strict=True):
+        for token, following in pairwise(chain):
             if self.successors.setdefault(token, following) != following:
                 msg = f"token {token}: must have one successor, got a second one"
                 raise ValueError(msg)
