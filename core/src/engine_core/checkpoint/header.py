@@ -191,32 +191,30 @@ def _metadata(name: str, value: Any) -> dict[str, str]:
 def _tensor(
     name: str, key: str, value: Any, data_start: int, size: int, limits: Limits, shard: int
 ) -> StoredTensor:
-    where = f"tensor {key[:200]!r}"
+    def refuse(rule: str) -> CheckpointError:
+        return _invalid(name, f"tensor {key[:200]!r}: {rule}")
+
     if not key or "\0" in key or len(key.encode()) > limits.tensor_name_bytes:
-        raise _invalid(
-            name, f"{where}: name must have 1 to {limits.tensor_name_bytes} bytes without NUL"
-        )
+        raise refuse(f"name must have 1 to {limits.tensor_name_bytes} bytes without NUL")
     if not isinstance(value, dict) or value.keys() != _TENSOR_FIELDS:
-        raise _invalid(name, f"{where} must have exactly the fields {sorted(_TENSOR_FIELDS)}")
+        raise refuse(f"must have exactly the fields {sorted(_TENSOR_FIELDS)}")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise _invalid(name, f"{where}: dtype must be a safetensors one, got {str(dtype)[:40]!r}")
+        raise refuse(f"dtype must be a safetensors one, got {str(dtype)[:40]!r}")
     if not isinstance(shape, list) or len(shape) > limits.tensor_rank:
-        raise _invalid(name, f"{where}: shape must be a list of at most {limits.tensor_rank}")
+        raise refuse(f"shape must be a list of at most {limits.tensor_rank} sizes")
     if not all(_is_size(one, limits.tensor_dimension) for one in shape):
-        raise _invalid(name, f"{where}: sizes must be integers from 0 to {limits.tensor_dimension}")
+        raise refuse(f"sizes must be integers from 0 to {limits.tensor_dimension}")
     length = payload_bytes(tuple(shape), dtype)
     if (
         not isinstance(offsets, list)
         or len(offsets) != 2
         or not all(_is_size(offset, size - data_start) for offset in offsets)
     ):
-        raise _invalid(name, f"{where}: data_offsets must be two places inside the file")
+        raise refuse("data_offsets must be two places inside the file")
     start, stop = offsets
     if length is None or stop - start != length:
-        raise _invalid(
-            name, f"{where}: {dtype} {shape} must have {length} bytes, got offsets {offsets}"
-        )
+        raise refuse(f"{dtype} {shape} must have {length} bytes, got offsets {offsets}")
     return StoredTensor(TensorInfo(shape, dtype, shard), data_start + start, data_start + stop)
 
 
