@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import threading
@@ -275,3 +276,16 @@ def test_file_replaced_after_the_headers_is_noticed(path: Path, monkeypatch) -> 
 
     changed(path, replace)
     changed(path, replace, "during")
+
+
+@pytest.mark.parametrize("module", ["digest", "weights"])
+def test_disk_that_fails_is_a_typed_error(path: Path, monkeypatch, module: str) -> None:
+    def fail(fd: int, buffer: memoryview, offset: int) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with read_checkpoint(path) as checkpoint:
+        monkeypatch.setattr(f"engine_core.checkpoint.{module}.read_range", fail)
+        with pytest.raises(CheckpointError) as caught:
+            materialise(checkpoint.shards, jobs_of(checkpoint, WeightPlan()), lambda group: None)
+    assert caught.value.code == "checkpoint.unreadable"
+    assert isinstance(caught.value.__cause__, OSError)

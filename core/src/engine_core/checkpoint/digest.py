@@ -20,7 +20,7 @@ from engine_core.errors import CheckpointError
 if TYPE_CHECKING:
     from engine_core.checkpoint.index import Shard
 
-__all__ = ["HashThreads", "LeadingDigest", "TrailingDigest", "changed_error"]
+__all__ = ["HashThreads", "LeadingDigest", "TrailingDigest", "changed_error", "unreadable_error"]
 
 BLOCK_BYTES: Final = 8 * 1024 * 1024
 _WORKERS: Final = 4
@@ -43,6 +43,23 @@ def changed_error(name: str) -> CheckpointError:
     )
 
 
+def unreadable_error(name: str, exc: OSError) -> CheckpointError:
+    """Build the error for a file that the disk does not deliver.
+
+    Args:
+        name: File name.
+        exc: What the system said.
+
+    Returns:
+        The error, code ``checkpoint.unreadable``.
+    """
+    return CheckpointError(
+        f"{name}: must be readable, got {exc.strerror!r}",
+        code="checkpoint.unreadable",
+        hint="check the disk",
+    )
+
+
 class LeadingDigest:
     """Digest of a whole file, computed from its descriptor ahead of a reader."""
 
@@ -56,6 +73,7 @@ class LeadingDigest:
         self._state = threading.Condition()
         self._position = 0
         self._ended = False
+        self._failure: OSError | None = None
         self._digest = ""
 
     def run(self, stop: threading.Event) -> None:
@@ -76,6 +94,8 @@ class LeadingDigest:
                 with self._state:
                     self._position += count
                     self._state.notify_all()
+        except OSError as exc:
+            self._failure = exc
         finally:
             with self._state:
                 self._digest = digest.hexdigest() if self._position == size else ""
@@ -89,12 +109,16 @@ class LeadingDigest:
             position: Bytes from the start of the file.
 
         Raises:
-            CheckpointError: Code ``checkpoint.changed``; the file ended before.
+            CheckpointError: Code ``checkpoint.changed``, the file ended before; code
+                ``checkpoint.unreadable``, the disk failed.
         """
         with self._state:
             self._state.wait_for(lambda: self._ended or self._position >= position)
-            if self._position < position:
-                raise changed_error(self._shard.name)
+            if self._position >= position:
+                return
+            if self._failure is not None:
+                raise unreadable_error(self._shard.name, self._failure) from self._failure
+            raise changed_error(self._shard.name)
 
     def result(self) -> str:
         """Wait for the end and give the digest.

@@ -14,9 +14,14 @@ import mlx.core as mx
 import numpy as np
 
 from engine_core.backend import evaluate
-from engine_core.checkpoint.digest import BLOCK_BYTES, HashThreads, TrailingDigest, changed_error
+from engine_core.checkpoint.digest import (
+    BLOCK_BYTES,
+    HashThreads,
+    TrailingDigest,
+    changed_error,
+    unreadable_error,
+)
 from engine_core.checkpoint.files import read_range, stamp
-from engine_core.errors import CheckpointError
 from engine_core.weight_nodes import (
     ConcatNode,
     Node,
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["ARRAY_TYPES", "Job", "combine", "materialise", "to_array"]
 
 GROUP_BYTES: Final = 128 * 1024 * 1024
+PROGRESS_BYTES: Final = 16 * 1024 * 1024
 ARRAY_TYPES: Final[Mapping[str, tuple[type[np.generic], mx.Dtype]]] = {
     "F16": (np.float16, mx.float16),
     "BF16": (np.uint16, mx.bfloat16),
@@ -151,8 +157,8 @@ def materialise(
         shards: The open shards.
         jobs: What to make.
         store: Takes finished, evaluated arrays by parameter path, several times.
-        on_progress: Told bytes done and bytes in all after every group; what it raises ends the
-            load.
+        on_progress: Told bytes done and bytes in all, every 16 MiB or tensor; what it raises
+            ends the load.
 
     Returns:
         Shard name -> SHA-256 (hex).
@@ -163,8 +169,14 @@ def materialise(
     ready = _Ready(jobs)
     total = sum(shard.header.stamp.size for shard in shards.shards)
     group: dict[str, mx.array] = {}
-    held = done = 0
+    held = done = reported = 0
     digests: dict[str, str] = {}
+
+    def report() -> None:
+        nonlocal reported
+        reported = done
+        if on_progress is not None:
+            on_progress(done, total)
 
     def flush() -> None:
         nonlocal held
@@ -172,8 +184,7 @@ def materialise(
         store(group)
         group.clear()
         held = 0
-        if on_progress is not None:
-            on_progress(done, total)
+        report()
 
     with HashThreads(shards.shards) as threads:
         for number, shard in enumerate(shards.shards):
@@ -192,6 +203,8 @@ def materialise(
                 done += length
                 if held >= GROUP_BYTES:
                     flush()
+                elif done - reported >= PROGRESS_BYTES:
+                    report()
             done += shard.header.data_start
             digests[shard.name] = threads.check(shard, number, reader.trailing)
         flush()
@@ -217,11 +230,7 @@ class _ShardReader:
             try:
                 count = read_range(self._shard.fd, block, position)
             except OSError as exc:
-                raise CheckpointError(
-                    f"{self._shard.name}: must be readable, got {exc.strerror!r}",
-                    code="checkpoint.unreadable",
-                    hint="check the disk",
-                ) from exc
+                raise unreadable_error(self._shard.name, exc) from exc
             if count < len(block):
                 raise changed_error(self._shard.name)
             self.trailing.update(block)
