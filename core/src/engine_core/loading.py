@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from engine_core.errors import CallbackError, Cancelled, CapabilityUnavailable
 from engine_core.info import ClientInfo
 from engine_core.kernels import KernelRegistry
 from engine_core.limits import LIMITS, Limits
-from engine_core.plugins import Plugins
+from engine_core.plugins import Plugins, find_owner
 from engine_core.spec import (
     Identity,
     ModelSpec,
@@ -34,12 +33,10 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from engine_core.cache.base import LayerCache
-    from engine_core.checkpoint.config import CheckpointConfig
     from engine_core.checkpoint.load import LoadedModel
     from engine_core.checkpoint.reader import Checkpoint
     from engine_core.plugins import Owner
     from engine_core.prompting import Prompter
-    from engine_core.quantization import QuantizationPlan
     from engine_core.spec import SpecAnswers
     from engine_core.step import CausalLM
 
@@ -159,7 +156,7 @@ def load_checkpoint(path: str | os.PathLike[str], options: LoadOptions) -> Loade
     options.report(0, 0)
     plugins = options.plugins if options.plugins is not None else Plugins.load()
     with read_checkpoint(path, limits) as checkpoint:
-        owner = _find_owner(plugins, checkpoint.config, options.family)
+        owner = find_owner(plugins, checkpoint.config, options.family)
         answers = resolve_spec_answers(
             plugins, owner, checkpoint.config, checkpoint.tensors, checkpoint.processor_config
         )
@@ -196,16 +193,6 @@ def load_checkpoint(path: str | os.PathLike[str], options: LoadOptions) -> Loade
         limits=limits,
         info=_describe(spec, owner, prompter, eos, filled, started, notes),
     )
-
-
-def _find_owner(plugins: Plugins, config: CheckpointConfig, family: str | None) -> Owner:
-    architectures = config.get("architectures", [])
-    if not isinstance(architectures, list) or not all(
-        isinstance(name, str) for name in architectures
-    ):
-        raise config.error("architectures", "must be a list of names", architectures)
-    model_type = config.string("model_type", default=None)
-    return plugins.resolve_owner(model_type, architectures, family)
 
 
 def _specify(
@@ -269,7 +256,7 @@ def _describe(
         layer_count=len(architecture.layers),
         parameter_count=_count_parameters(filled),
         weight_bytes=sum(array.nbytes for array in arrays),
-        quantization=_summary(filled.quantization),
+        quantization=filled.quantization.summary(),
         backend=backend.backend_report(),
         memory=backend.memory_report(),
         kernels=(),
@@ -296,10 +283,3 @@ def _count_parameters(filled: LoadedModel) -> int:
         elif name == "bias":
             total += array.size
     return total
-
-
-def _summary(plan: QuantizationPlan) -> str:
-    counts = Counter(
-        f"{spec.mode} {spec.bits} bits group {spec.group_size}" for spec in plan.layers.values()
-    )
-    return ", ".join(f"{kind} x {count}" for kind, count in sorted(counts.items()))

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from engine_core.checkpoint.config import CheckpointConfig
     from engine_core.family import TemplateDialect, TensorInfo, ToolSyntax
 
-__all__ = ["Owner", "Plugin", "PluginReport", "PluginStatus", "Plugins"]
+__all__ = ["Owner", "Plugin", "PluginReport", "PluginStatus", "Plugins", "find_owner"]
 
 _BUILTIN = "engine_core.builtin"
 _Answer = TypeVar("_Answer")
@@ -403,3 +403,27 @@ def _core_version() -> str:
     except PackageNotFoundError:
         # Run from a source tree that nobody installed.
         return ""
+
+
+def find_owner(plugins: Plugins, config: CheckpointConfig, family: str | None = None) -> Owner:
+    """Find who owns a checkpoint from its ``config.json``.
+
+    Args:
+        plugins: Plugins to choose from.
+        config: The file.
+        family: Family to use when several claim the checkpoint.
+
+    Returns:
+        The owning plugin and its family.
+
+    Raises:
+        ConfigError: ``architectures`` or ``model_type`` is malformed.
+        PluginError: Nobody, or more than one plugin, owns it.
+    """
+    architectures = config.get("architectures", [])
+    if not isinstance(architectures, list) or not all(
+        isinstance(name, str) for name in architectures
+    ):
+        raise config.error("architectures", "must be a list of names", architectures)
+    model_type = config.string("model_type", default=None)
+    return plugins.resolve_owner(model_type, architectures, family)

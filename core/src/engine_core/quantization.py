@@ -6,6 +6,7 @@ significant bits first) and ``scales`` (one a group of a row); affine layers hav
 
 from __future__ import annotations
 
+from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -135,3 +136,14 @@ class QuantizationPlan:
             Its spec, ``None`` when the layer is dense.
         """
         return self.layers.get(path)
+
+    def summary(self) -> str:
+        """Count the packed layers by how they are packed.
+
+        Returns:
+            Text such as ``"affine 4 bits group 64 x 210"``; empty when nothing is packed.
+        """
+        counts = Counter(
+            f"{spec.mode} {spec.bits} bits group {spec.group_size}" for spec in self.layers.values()
+        )
+        return ", ".join(f"{kind} x {count}" for kind, count in sorted(counts.items()))

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                 continue
             prefill.append(reply.timings.prompt_tokens_per_second(reply.usage))
             decode.append(reply.timings.decode_tokens_per_second(reply.usage))
-        memory = client.info.memory.peak_bytes
+        memory = client.info.memory.peak
         backend = client.info.backend
     figures = {
         "prompt_tokens": arguments.prompt_tokens,

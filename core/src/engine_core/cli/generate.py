@@ -115,5 +115,5 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                     output.text(arguments.prefill_response)
             events = client.stream(messages, **options)
         reply = stream_reply(events, output)
-        report(reply, client.info.memory.peak_bytes, output)
+        report(reply, client.info.memory.peak, output)
     return 0

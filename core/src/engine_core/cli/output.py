@@ -47,14 +47,14 @@ class Output:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
-    def record(self, kind: str, **fields: Any) -> None:
+    def record(self, type_name: str, /, **fields: Any) -> None:
         """Write one JSON object.
 
         Args:
-            kind: Value of its ``type`` field.
+            type_name: Value of its ``type`` field.
             **fields: Further JSON-like fields.
         """
-        self.line(json.dumps({"type": kind, **fields}, ensure_ascii=False, default=str))
+        self.line(json.dumps({"type": type_name, **fields}, ensure_ascii=False, default=str))
 
     def note(self, text: str) -> None:
         """Write one line to standard error.

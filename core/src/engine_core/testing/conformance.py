@@ -124,8 +124,8 @@ class FamilyConformance(ABC):
 
         model_type = self.tiny_config().get("model_type")
         owner = Plugins.load().resolve_owner(model_type, (), family=None)
-        assert owner.info.name == self.family
-        assert model_type in owner.info.model_types
+        assert owner.family.name == self.family
+        assert model_type in owner.family.model_types
 
     # ------------------------------------------------------------------ checkpoint
 
@@ -207,7 +207,8 @@ class FamilyConformance(ABC):
     def test_lookahead_changes_nothing(self, session: Session) -> None:
         """Troubleshooting: forward must not keep state outside the caches."""
         ids = self.prompt()
-        for options in ({}, {"temperature": 1.0, "seed": 11}):
+        choices: tuple[dict[str, Any], ...] = ({}, {"temperature": 1.0, "seed": 11})
+        for options in choices:
             fast = session.complete(ids, max_tokens=12, prompt_cache=False, **options)
             slow = session.complete(
                 ids, max_tokens=12, prompt_cache=False, lookahead=False, **options
@@ -218,7 +219,7 @@ class FamilyConformance(ABC):
         """Troubleshooting: recurrent layers must give ``advance`` every input of the recurrence."""
         import mlx.core as mx
 
-        from engine_core.cache import fork_caches, keep_caches, mark_caches
+        from engine_core.cache.base import fork_caches, keep_caches, mark_caches
         from engine_core.step import StepInput
 
         model, ids = session.model, self.prompt()
@@ -226,7 +227,7 @@ class FamilyConformance(ABC):
         def feed(caches: Sequence[Any], start: int, tokens: Sequence[int]) -> np.ndarray:
             step = StepInput(ids=mx.array([list(tokens)], mx.int32), positions=start)
             hidden = model.forward(step, caches).hidden
-            return np.array(model.head(hidden).astype(mx.float32))[0]
+            return np.asarray(model.head(hidden)[0].astype(mx.float32))
 
         half = len(ids) // 2
         other = ids[half : half + 6][::-1]

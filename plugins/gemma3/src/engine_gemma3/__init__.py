@@ -1,0 +1,1 @@
+"""The Gemma 3 model family for Engine."""
