@@ -244,7 +244,6 @@ def test_bytes_changed_between_the_groups_are_noticed(path: Path, monkeypatch) -
 
 def test_digests_alone_notice_a_change_that_leaves_no_stamp(path: Path, monkeypatch) -> None:
     """A writer that maps the file may leave its times alone: take the stamps away."""
-    monkeypatch.setattr("engine_core.checkpoint.digest.stamp", lambda fd: None)
     with read_checkpoint(path) as checkpoint:
         shard = checkpoint.shards.shards[0]
         monkeypatch.setattr("engine_core.checkpoint.digest.stamp", lambda fd: shard.header.stamp)
@@ -276,6 +275,18 @@ def test_file_replaced_after_the_headers_is_noticed(path: Path, monkeypatch) -> 
 
     changed(path, replace)
     changed(path, replace, "during")
+
+
+def test_header_changed_after_the_plan_is_noticed_without_stamps(path: Path, monkeypatch) -> None:
+    file = path / "model.safetensors"
+    with read_checkpoint(path) as checkpoint:
+        header = checkpoint.shards.shards[0].header
+        for module in ("digest", "weights"):
+            monkeypatch.setattr(f"engine_core.checkpoint.{module}.stamp", lambda fd: header.stamp)
+        file.write_bytes(file.read_bytes().replace(b"t0", b"t9", 1))
+        with pytest.raises(CheckpointError) as caught:
+            materialise(checkpoint.shards, jobs_of(checkpoint, WeightPlan()), lambda group: None)
+    assert caught.value.code == "checkpoint.changed"
 
 
 @pytest.mark.parametrize("module", ["digest", "weights"])

@@ -6,6 +6,7 @@ evaluation would be read as it is then, and it cannot hash what it read.
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -191,7 +192,9 @@ def materialise(
             if stamp(shard.fd) != shard.header.stamp:
                 raise changed_error(shard.name)
             reader = _ShardReader(shard, threads, number)
-            reader.skip(0, shard.header.data_start)
+            head = reader.read(0, shard.header.data_start)
+            if hashlib.sha256(head.data).hexdigest() != shard.header.digest:
+                raise changed_error(shard.name)
             for key, stored in shard.header.tensors.items():
                 length = stored.stop - stored.start
                 if key in ready.consumers:
