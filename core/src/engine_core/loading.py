@@ -17,8 +17,8 @@ from engine_core.errors import CallbackError, Cancelled, CapabilityUnavailable
 from engine_core.info import ClientInfo
 from engine_core.kernels import KernelRegistry
 from engine_core.limits import LIMITS, Limits
-from engine_core.plugins import Plugins, find_owner
-from engine_core.spec import (
+from engine_core.plugins import Plugins
+from engine_core.spec import find_owner, (
     Identity,
     ModelSpec,
     describe_quantization,

@@ -403,27 +403,3 @@ def _core_version() -> str:
     except PackageNotFoundError:
         # Run from a source tree that nobody installed.
         return ""
-
-
-def find_owner(plugins: Plugins, config: CheckpointConfig, family: str | None = None) -> Owner:
-    """Find who owns a checkpoint from its ``config.json``.
-
-    Args:
-        plugins: Plugins to choose from.
-        config: The file.
-        family: Family to use when several claim the checkpoint.
-
-    Returns:
-        The owning plugin and its family.
-
-    Raises:
-        ConfigError: ``architectures`` or ``model_type`` is malformed.
-        PluginError: Nobody, or more than one plugin, owns it.
-    """
-    architectures = config.get("architectures", [])
-    if not isinstance(architectures, list) or not all(
-        isinstance(name, str) for name in architectures
-    ):
-        raise config.error("architectures", "must be a list of names", architectures)
-    model_type = config.string("model_type", default=None)
-    return plugins.resolve_owner(model_type, architectures, family)

@@ -26,6 +26,7 @@ __all__ = [
     "SpecAnswers",
     "compute_fingerprint",
     "describe_quantization",
+    "find_owner",
     "resolve_spec_answers",
 ]
 
@@ -284,3 +285,27 @@ def _check_fold(owner: Owner, fold: NormFold, weights: ResolvedWeights) -> None:
                 code="plugin.answer",
                 hint="report this to the plugin's author",
             )
+
+
+def find_owner(plugins: Plugins, config: CheckpointConfig, family: str | None = None) -> Owner:
+    """Find who owns a checkpoint from its ``config.json``.
+
+    Args:
+        plugins: Plugins to choose from.
+        config: The file.
+        family: Family to use when several claim the checkpoint.
+
+    Returns:
+        The owning plugin and its family.
+
+    Raises:
+        ConfigError: ``architectures`` or ``model_type`` is malformed.
+        PluginError: Nobody, or more than one plugin, owns it.
+    """
+    architectures = config.get("architectures", [])
+    if not isinstance(architectures, list) or not all(
+        isinstance(name, str) for name in architectures
+    ):
+        raise config.error("architectures", "must be a list of names", architectures)
+    model_type = config.string("model_type", default=None)
+    return plugins.resolve_owner(model_type, architectures, family)

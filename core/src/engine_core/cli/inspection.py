@@ -70,8 +70,7 @@ def _backend_facts() -> dict[str, Any]:
 
 def _inspect(arguments: argparse.Namespace, output: Output) -> None:
     from engine_core.checkpoint.reader import read_checkpoint
-    from engine_core.plugins import find_owner
-    from engine_core.spec import resolve_spec_answers
+    from engine_core.spec import find_owner, resolve_spec_answers
 
     plugins = load_plugins(arguments)
     with read_checkpoint(arguments.model) as checkpoint:

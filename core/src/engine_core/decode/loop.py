@@ -16,6 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Self, cast
 
 import attrs
+import mlx.core as mx
 
 from engine_core.backend import evaluate
 from engine_core.cache.base import cache_arrays, distinct_caches, keep_caches
@@ -34,8 +35,6 @@ from engine_core.messages import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-
-    import mlx.core as mx
 
     from engine_core.cache.base import LayerCache, Mark
     from engine_core.decode.choice import Choice
@@ -156,6 +155,10 @@ class Decoder:
         self._eos = frozenset(eos)
         self._origin = len(prompt) if position is None else position
         self._lookahead = lookahead and not options.logits_processors
+        # Running work keeps its buffers alive. On a CPU a step queued behind it could not append in
+        # place and would copy every cache (230 ms instead of 29 at 30,000 positions), so there only
+        # the building of the next step overlaps with the running one.
+        self._waits_before_queueing = mx.default_device().type == mx.DeviceType.cpu
         self._chooser = TokenChooser(
             options,
             prompt=prompt,
@@ -167,6 +170,7 @@ class Decoder:
         self._seen = self._chooser.start()
         self._forced: deque[int] = deque()
         self._ahead: _Ahead | None = None
+        self._awaited: Choice | None = None
         self._failure: Exception | None = None
         self._finish: FinishReason | None = FinishReason.LENGTH if max_tokens <= 0 else None
         self._closed = self._finish is not None
@@ -341,6 +345,8 @@ class Decoder:
             is_fed = True
             following = self._chooser.choose(row, choice.seen_after, ordinal + 1)
             is_fed = False
+            if self._waits_before_queueing:
+                self._wait(choice)
             queue([*following.arrays(), *cache_arrays(self._states)])
         except BackendError:
             # The fault may be one of the choice's own computation, which would then read as if it
@@ -359,12 +365,7 @@ class Decoder:
     def _settle(self, choice: Choice) -> Choice:
         """Wait for a choice and check it: the one host synchronisation of a token."""
         while True:
-            try:
-                evaluate(*choice.arrays())
-            except BackendError:
-                # With look-ahead a forward is part of what failed, perhaps the next token's.
-                self.caches_valid = self.caches_valid and not self._lookahead
-                raise
+            self._wait(choice)
             ordinal = len(self.emitted)
             if not choice.is_finite.item():
                 # What made the row is in the caches too.
@@ -380,6 +381,18 @@ class Decoder:
                 return choice
             self._undo()
             choice = self._chooser.widen(choice, ordinal)
+
+    def _wait(self, choice: Choice) -> None:
+        """Wait until a choice is computed, once."""
+        if self._awaited is choice:
+            return
+        try:
+            evaluate(*choice.arrays())
+        except BackendError:
+            # With look-ahead a forward is part of what failed, perhaps the next token's.
+            self.caches_valid = self.caches_valid and not self._lookahead
+            raise
+        self._awaited = choice
 
     def _undo(self) -> None:
         """Take a queued step back, and with it a failure that was only about that step."""
