@@ -100,13 +100,9 @@ def attacks(text: str, rng: random.Random) -> list[list[str]]:
     cut = rng.randrange(len(text) + 1)
     return [
         [text],
-        [f"hi {text} there"],
-        [text + text],
-        [f"\n{text} "],
-        [text[:cut], text[cut:]],
+        [f"hi {text}{text} there"],
         [f"hi {text[:cut]}", f"{text[cut:]} there"],
-        [text[:-1]],
-        [text[1:]],
+        [text[1:] + text[:-1]],
     ]
 
 

@@ -83,6 +83,22 @@ def test_from_bytes_truncation_and_padding_in_the_file_are_off() -> None:
     assert tokenizer.encode(text) == BYTE_LEVEL.encode(text)
 
 
+def test_from_bytes_merge_dropout_is_off() -> None:
+    model = json.loads(byte_level_tokenizer_json())["model"] | {"dropout": 0.5}
+    tokenizer = Tokenizer.from_bytes(edited(model=model))
+    text = "hello the world " * 8
+    assert tokenizer.encode(text) == BYTE_LEVEL.encode(text)
+    shield = tokenizer.shield()
+    assert tokenizer.encode_rendered(text + shield.mark, shield) == BYTE_LEVEL.encode(text)
+
+
+def test_from_bytes_decoder_that_strips_token_ends_is_refused() -> None:
+    strip = {"type": "Strip", "content": " ", "start": 0, "stop": 1}
+    with pytest.raises(TokenizerError) as caught:
+        Tokenizer.from_bytes(edited(decoder={"type": "Sequence", "decoders": [strip]}))
+    assert caught.value.code == "tokenizer.decoder"
+
+
 def test_added_tokens_are_listed_with_their_flag() -> None:
     flags = {token.text: token.special for token in BYTE_LEVEL.added_tokens}
     assert flags["<|im_end|>"] is True

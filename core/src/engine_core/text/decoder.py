@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 
+from engine_core.errors import TokenizerError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -66,12 +68,22 @@ class DecoderPlan:
 
         Returns:
             The plan.
+
+        Raises:
+            TokenizerError: The library's own decoder would fail on some tokens.
         """
         if decoder is None:
             return cls((_Spaced,))
         factories: list[Callable[[], Stage]] = []
         fused = False
         for step in _steps(decoder):
+            if step.get("type") == "Strip" and step.get("stop"):
+                raise TokenizerError(
+                    "tokenizer.json: decoder must not strip the ends of tokens, "
+                    f"got stop {step['stop']!r}",
+                    code="tokenizer.decoder",
+                    hint="the library fails on tokens shorter than that",
+                )
             factory = _fused_stage(step) if fused else _token_stage(step)
             if factory is None:
                 return cls(None)

@@ -62,6 +62,7 @@ class Tokenizer:
 
     Attributes:
         added_tokens: Added tokens in id order.
+        special_ids: Ids that decoding hides.
         vocab_size: Highest known id + 1; the embedding may have more rows.
         bos_text: Beginning-of-sequence text that the configuration names.
         eos_text: End-of-sequence text that the configuration names.
@@ -82,10 +83,13 @@ class Tokenizer:
             limits: Bounds.
 
         Raises:
+            TokenizerError: The decoder is of a kind that fails on some tokens.
             ConfigError: A special token in ``config`` is malformed.
         """
         backend.no_truncation()
         backend.no_padding()
+        if getattr(backend.model, "dropout", None) is not None:
+            backend.model.dropout = None  # for training; one text must give one encoding
         self._backend = backend
         self._limits = limits
         self.added_tokens = tuple(
@@ -102,6 +106,7 @@ class Tokenizer:
             if token.content
         )
         self._special = {token.id: token.text for token in self.added_tokens if token.special}
+        self.special_ids = frozenset(self._special)
         self._known = frozenset(backend.get_vocab(with_added_tokens=True).values())
         self.vocab_size = max(self._known, default=-1) + 1
         config = CheckpointConfig(name="tokenizer_config.json") if config is None else config
@@ -129,7 +134,8 @@ class Tokenizer:
             The tokenizer; truncation and padding that the file asks for are off.
 
         Raises:
-            TokenizerError: The file is too large, no UTF-8, or refused by the library.
+            TokenizerError: The file is too large, no UTF-8, or refused by the library, or its
+                decoder fails on some tokens.
             ConfigError: A special token in ``config`` is malformed.
         """
         if len(data) > limits.tokenizer_bytes:
@@ -238,11 +244,6 @@ class Tokenizer:
             Whether it is special and not in ``keep``.
         """
         return token_id in self._special and token_id not in keep
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids that decoding hides."""
-        return frozenset(self._special)
 
     def marker_ids(self, markers: Iterable[str]) -> frozenset[int]:
         """Find the special tokens that spell markers or parts of them.
