@@ -18,10 +18,11 @@ from engine_core.info import ClientInfo
 from engine_core.kernels import KernelRegistry
 from engine_core.limits import LIMITS, Limits
 from engine_core.plugins import Plugins
-from engine_core.spec import find_owner, (
+from engine_core.spec import (
     Identity,
     ModelSpec,
     describe_quantization,
+    find_owner,
     resolve_spec_answers,
 )
 from engine_core.text_loading import collect_eos_ids, load_prompter

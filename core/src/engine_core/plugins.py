@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from engine_core.checkpoint.config import CheckpointConfig
     from engine_core.family import TemplateDialect, TensorInfo, ToolSyntax
 
-__all__ = ["Owner", "Plugin", "PluginReport", "PluginStatus", "Plugins", "find_owner"]
+__all__ = ["Owner", "Plugin", "PluginReport", "PluginStatus", "Plugins"]
 
 _BUILTIN = "engine_core.builtin"
 _Answer = TypeVar("_Answer")
