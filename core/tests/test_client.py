@@ -371,6 +371,12 @@ def test_client_called_inside_its_callback_raises_reentrant_call(client: Client)
     assert is_idle_and_usable(client)
 
 
+def test_client_cancel_inside_a_callback_cancels_the_request(client: Client) -> None:
+    with pytest.raises(Cancelled):
+        client.complete("!", max_tokens=1900, on_token=lambda _: client.cancel() is None)
+    assert is_idle_and_usable(client)
+
+
 # Streams.
 
 

@@ -5,14 +5,14 @@ Only plain data crosses to the worker and back; every array stays on the worker 
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from engine_core.backend import clear_thread_state
 from engine_core.channel import Channel
 from engine_core.errors import ClientClosed
-from engine_core.generation import Control, Request, checked_token_ids
+from engine_core.generation import Request, checked_token_ids
+from engine_core.lease import Lease
 from engine_core.limits import LIMITS
 from engine_core.session import Session
 from engine_core.streaming import AsyncReplyStream, LoopWaker, ReplyStream, wait_for_job
@@ -35,36 +35,13 @@ __all__ = ["Client"]
 ResultT = TypeVar("ResultT")
 
 
-class _Lease:
-    """What the handles of one worker share; the worker ends with the last of them."""
-
-    def __init__(self, worker: Worker[Session], info: list[ClientInfo]) -> None:
-        self.worker = worker
-        self.info = info
-        self._handles = 0
-        self._lock = threading.RLock()  # reentrant: a finalizer may run inside
-
-    def acquire(self) -> None:
-        with self._lock:
-            self._handles += 1
-
-    def release(self, jobs: set[Job[Session, Any]], *, wait: bool) -> None:
-        with self._lock:
-            self._handles -= 1
-            last = self._handles == 0
-        for job in tuple(jobs):
-            self.worker.cancel(job)
-        if last:
-            self.worker.close(wait=wait)
-
-
 class Client:
     """A loaded model, usable from any thread and from asyncio.
 
     Made by :meth:`load`. A context manager, plain and asynchronous, that closes itself.
     """
 
-    def __init__(self, lease: _Lease) -> None:
+    def __init__(self, lease: Lease) -> None:
         """Make a handle; use :meth:`load` or :meth:`clone`.
 
         Args:
@@ -119,7 +96,7 @@ class Client:
             open_session, Session.close, clear_thread_state, queue_jobs=queue_jobs
         )
         worker.start()
-        return cls(_Lease(worker, info))
+        return cls(Lease(worker, info))
 
     def clone(self) -> Client:
         """Make another handle on the same worker.
@@ -385,61 +362,24 @@ class Client:
     def _submit_request(
         self, request: Request, channel: Channel[Event] | None
     ) -> Job[Session, GenerateReply]:
-        def answer(session: Session, job: Job[Session, GenerateReply]) -> GenerateReply:
-            return session.run(request, _control(job, channel))
-
-        return self._submit(answer, channel)
+        return self._lease.submit(
+            self._jobs, lambda session, control: session.run(request, control), channel
+        )
 
     def _submit_score(self, token_ids: Sequence[int]) -> Job[Session, npt.NDArray[np.float32]]:
         self._check_open()
         ids = checked_token_ids(token_ids, "token_ids")
-
-        def score(
-            session: Session, job: Job[Session, npt.NDArray[np.float32]]
-        ) -> npt.NDArray[np.float32]:
-            return session.score_ids(ids, _control(job, None))
-
-        return self._submit(score)
-
-    def _submit(
-        self,
-        function: Callable[[Session, Job[Session, ResultT]], ResultT],
-        channel: Channel[Event] | None = None,
-    ) -> Job[Session, ResultT]:
-        info = self._lease.info
-
-        def run(session: Session, job: Job[Session, ResultT]) -> ResultT:
-            try:
-                return function(session, job)
-            finally:
-                info[-1] = session.info
-
-        job: Job[Session, ResultT] = Job(run)
-        if channel is not None:
-            job.future.add_done_callback(lambda done: channel.finish(done.exception()))
-        jobs = self._jobs
-        jobs.add(job)
-        job.future.add_done_callback(lambda _: jobs.discard(job))
-        try:
-            return self._lease.worker.submit(job)
-        except BaseException:
-            jobs.discard(job)
-            raise
+        return self._lease.submit(
+            self._jobs, lambda session, control: session.score_ids(ids, control)
+        )
 
     def _wait(self, job: Job[Session, ResultT]) -> ResultT:
         try:
             return job.future.result()
-        except KeyboardInterrupt:
-            self._lease.worker.cancel(job)
-            raise
+        finally:
+            if not job.future.done():  # an interrupt ended the waiting
+                self._lease.worker.cancel(job)
 
     async def _await(self, job: Job[Session, ResultT]) -> ResultT:
         result: ResultT = await wait_for_job(self._lease.worker, job)
         return result
-
-
-def _control(job: Job[Session, Any], channel: Channel[Event] | None) -> Control:
-    is_cancelled = job.cancelled.is_set
-    if channel is None:
-        return Control(is_cancelled=is_cancelled)
-    return Control(is_cancelled=is_cancelled, put=channel.put)
