@@ -56,6 +56,22 @@ def test_attend_spans_see_both_ways(window: int | None, before: int) -> None:
     assert np.abs(out - expected[before:]).max() < 1e-5
 
 
+@pytest.mark.parametrize("before", [0, 4])
+def test_attend_window_bounds_spans_towards_the_past(before: int) -> None:
+    window, spans = 3, [(2, 8), (9, 13)]
+    absolute = [(before + start, before + stop) for start, stop in spans]
+    distance = np.arange(T)[:, None] - np.arange(T)[None]
+    seen = reference.causal_mask(T, None, absolute) & (distance < window)
+    expected = reference.attention(Q, KEYS, VALUES, scale=0.3, mask=seen)
+    cache = cache_of(window)
+    if before:
+        cache.append(batch(KEYS[:before]), batch(VALUES[:before]))
+    mask = attention_mask(cache, T - before, spans, window_bounds_spans=True)
+    keys, values = cache.append(batch(KEYS[before:]), batch(VALUES[before:]))
+    out = np.array(attend(batch(Q[before:]), keys, values, 0.3, mask))[0].swapaxes(0, 1)
+    assert np.abs(out - expected[before:]).max() < 1e-5
+
+
 @pytest.mark.parametrize(
     ("window", "before", "rows", "expected"),
     [

@@ -25,6 +25,22 @@ CASES = {
         reference.default_frequencies(D // 4, 1e4),
         1.0,
     ),
+    "proportional": (
+        RopeSpec(head_dim=D, theta=1e6, partial_rotary_factor=0.25, proportional=True),
+        # The exponent counts over the whole head; a quarter of its 16 pairs turns.
+        np.where(np.arange(D // 2) < 4, reference.default_frequencies(D, 1e6), 0.0),
+        1.0,
+    ),
+    "proportional_linear": (
+        RopeSpec(
+            head_dim=D,
+            partial_rotary_factor=0.5,
+            proportional=True,
+            scaling=LinearScaling(factor=2.0),
+        ),
+        np.where(np.arange(D // 2) < 8, reference.default_frequencies(D, 1e4) / 2, 0.0),
+        1.0,
+    ),
     "linear": (
         RopeSpec(head_dim=D, scaling=LinearScaling(factor=4.0)),
         reference.linear_frequencies(D, 1e4, 4.0),

@@ -213,12 +213,16 @@ class RopeSpec:
         head_dim: D.
         theta: Base of the frequencies. Dimensionless.
         partial_rotary_factor: Share of each head that is rotated; the rest passes through.
+        proportional: Where the share lies. By default the first dimensions of the head rotate
+            among themselves. Proportional: pairs and exponents are those of the whole head, and
+            the slowest pairs beyond the share stand still.
         scaling: How the frequencies are stretched, ``None`` when they are not.
     """
 
     head_dim: int = attrs.field(validator=_positive)
     theta: float = attrs.field(default=10_000.0, validator=_positive)
     partial_rotary_factor: float = attrs.field(default=1.0, validator=_positive)
+    proportional: bool = False
     scaling: RopeScaling | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -235,19 +239,28 @@ class RopeSpec:
 
     @property
     def dims(self) -> int:
-        """Rotated dimensions of each head."""
-        return int(self.head_dim * self.partial_rotary_factor)
+        """Dimensions of each head that form pairs."""
+        return self.head_dim if self.proportional else int(self._share)
+
+    @property
+    def _share(self) -> float:
+        return self.head_dim * self.partial_rotary_factor
 
     def frequencies(self) -> tuple[float, ...]:
         """Compute the rotation of each pair of dimensions.
 
         Returns:
-            ``dims / 2`` angular frequencies, radians a token, in double precision.
+            ``dims / 2`` angular frequencies, radians a token, in double precision; 0 for a pair
+            that stands still.
 
-        Source: Su et al. 2021, "RoFormer": ``theta ** (-2 i / dims)``.
+        Source: Su et al. 2021, "RoFormer": ``theta ** (-2 i / dims)``; transformers
+        ``_compute_proportional_rope_parameters`` for the proportional share.
         """
-        dims = self.dims
-        plain = tuple(self.theta ** (-2.0 * index / dims) for index in range(dims // 2))
+        dims, turning = self.dims, int(self._share // 2)
+        plain = tuple(
+            self.theta ** (-2.0 * index / dims) if index < turning else 0.0
+            for index in range(dims // 2)
+        )
         return plain if self.scaling is None else self.scaling.scale(plain, self.theta)
 
     @property

@@ -19,7 +19,11 @@ a boolean array ``[L, S]``, true where a row sees a key."""
 
 
 def attention_mask(
-    cache: KvCache, rows: int, spans: Sequence[tuple[int, int]] = ()
+    cache: KvCache,
+    rows: int,
+    spans: Sequence[tuple[int, int]] = (),
+    *,
+    window_bounds_spans: bool = False,
 ) -> AttentionMask:
     """Say which keys the coming rows see; ask before they are appended.
 
@@ -30,6 +34,7 @@ def attention_mask(
         cache: Cache of a layer of this kind.
         rows: L of the coming append.
         spans: Half-open ranges of these rows that see one another in both directions.
+        window_bounds_spans: Whether a row of a span, too, sees no key older than the window.
 
     Returns:
         A mask for the keys that ``cache.append`` will return.
@@ -41,13 +46,14 @@ def attention_mask(
     # Distances count from the newest key backwards, so they need no absolute position.
     row = mx.arange(keys - rows, keys)[:, None]
     key = mx.arange(keys)[None]
+    inside = None if cache.window is None else row - key < cache.window
     seen = key <= row
-    if cache.window is not None:
-        seen = seen & (row - key < cache.window)
+    if inside is not None and not window_bounds_spans:
+        seen = seen & inside
     for start, stop in spans:
         first, last = keys - rows + start, keys - rows + stop
         seen = seen | ((row >= first) & (row < last) & (key >= first) & (key < last))
-    return seen
+    return seen & inside if inside is not None and window_bounds_spans else seen
 
 
 def attend(

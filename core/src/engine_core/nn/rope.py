@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -33,8 +34,9 @@ class Rope(Module):
         self._spec = spec
         self._dims = spec.dims
         self._limit = spec.limit
-        # MLX takes the reciprocal of a frequency.
-        self._periods = mx.array([1.0 / value for value in spec.frequencies()], dtype=mx.float32)
+        # MLX takes the reciprocal of a frequency; that of a pair which stands still is infinite.
+        periods = [1.0 / value if value else math.inf for value in spec.frequencies()]
+        self._periods = mx.array(periods, dtype=mx.float32)
         factor = spec.attention_factor
         self._amplitude: mx.array | None = None
         if factor != 1.0:
