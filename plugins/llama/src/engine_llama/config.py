@@ -216,9 +216,12 @@ def _parse_yarn(
     config: CheckpointConfig, section: CheckpointConfig, context_length: int
 ) -> YarnScaling:
     original = _original_context(config, section, context_length)
+    factor = section.number("factor", default=None)
+    if factor is None and original == context_length:
+        raise section.error("factor", "is required when no shorter original context is given")
     return YarnScaling(
         # A factor that is written as null means the ratio of the two lengths.
-        factor=section.number("factor", default=context_length / original),
+        factor=context_length / original if factor is None else factor,
         original_context=original,
         # Zero stands for the default in the files, as it does for the reference.
         beta_fast=section.number("beta_fast", default=0.0) or 32.0,
