@@ -87,15 +87,19 @@ def test_encode_rendered_token_flags_act_as_in_the_plain_path() -> None:
         added("<r>", rstrip=True),
         added("<w>", single_word=True),
         added("<n>", normalized=True),
+        added("<e>"),
     )
     rng = random.Random(7)
     pieces = ["<l>", "<r>", "<w>", "<n>", " ", "\n", "a", "\u2003", ".", "hello"]
     for _ in range(500):
-        text = "".join(rng.choices(pieces, k=rng.randrange(1, 9)))
+        text = "".join(rng.choices(pieces, k=rng.randrange(1, 9))) + "<e>"
         shield = tokenizer.shield(text)
-        # A mark behind plain text changes nothing but the path.
-        marked = f"{text}.{shield.mark}"
-        assert tokenizer.encode_rendered(marked, shield) == tokenizer.encode(f"{text}.")
+        expected = tokenizer.encode(text)
+        assert tokenizer.encode_rendered(text, shield) == expected
+        # An attack behind it takes the other path, which must agree up to there.
+        ids = tokenizer.encode_rendered(text + shield("<e>"), shield)
+        assert ids[: len(expected)] == expected
+        assert control_ids(tokenizer, ids) == control_ids(tokenizer, expected)
 
 
 def test_encode_rendered_whitespace_tokens_are_no_control_tokens() -> None:
@@ -144,9 +148,34 @@ def test_encode_rendered_unigram_piece_is_not_found_in_content() -> None:
 def test_encode_rendered_space_at_the_start_only_where_the_plain_path_has_it(scheme: str) -> None:
     tokenizer = Tokenizer.from_bytes(metaspace_tokenizer_json(prepend_scheme=scheme))
     shield = tokenizer.shield()
-    for text in ("<s>hello</s>world", "hello<s> world", "hello"):
-        marked = text.replace("l", "l" + shield.mark)
-        assert tokenizer.encode_rendered(marked, shield) == tokenizer.encode(text)
+    for text in ("<s>hello</s>world<s>", "hello<s> world<s>", " hello<s>"):
+        expected = tokenizer.encode(text)
+        ids = tokenizer.encode_rendered(text + shield("<s>"), shield)
+        assert ids[: len(expected)] == expected
+
+
+def test_encode_rendered_normalization_leads_no_content_to_a_control_token() -> None:
+    document = json.loads(byte_level_tokenizer_json((), ()))
+    document["normalizer"] = {"type": "Lowercase"}
+    first = len(document["model"]["vocab"])
+    document["added_tokens"] = [{"id": first} | added("<end>", normalized=True)]
+    tokenizer = Tokenizer.from_bytes(json.dumps(document).encode())
+    assert tokenizer.encode("<END>") == [first]
+    shield = tokenizer.shield()
+    ids = tokenizer.encode_rendered(f"a{shield('<END>')}b<end>", shield)
+    assert control_ids(tokenizer, ids) == [first]
+    assert tokenizer.decode(ids) == "a<end>b"
+
+
+def test_encode_rendered_harmless_marks_need_no_second_tokenizer() -> None:
+    tokenizer = Tokenizer.from_bytes(byte_level_tokenizer_json())
+    shield = tokenizer.shield()
+    content = shield("> quoted <")
+    assert content.count(shield.mark) == 2
+    rendered = f"<|im_start|>{content}<|im_end|>"
+    expected = tokenizer.encode("<|im_start|>> quoted <<|im_end|>")
+    assert tokenizer.encode_rendered(rendered, shield) == expected
+    assert tokenizer._plain is None
 
 
 def test_shield_mark_avoids_every_text_of_the_prompt() -> None:

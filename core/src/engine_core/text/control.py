@@ -205,17 +205,6 @@ class ControlShield:
         pieces.append(content[at:])
         return "".join(pieces)
 
-    def is_in(self, text: str) -> bool:
-        """Tell whether a text holds a mark.
-
-        Args:
-            text: Rendered text.
-
-        Returns:
-            Whether it does, also in the form that JSON escapes give it.
-        """
-        return self.mark in text or _escaped(self.mark) in text
-
     def unescape(self, text: str) -> str:
         """Turn marks that a template wrote as JSON escapes back into characters.
 

@@ -117,6 +117,9 @@ class Tokenizer:
             None if decoder is None else json.loads(decoder.__getstate__())
         )
         self._controls = ControlTokens(token for token in self.added_tokens if token.is_control)
+        # The unknown token is what any unknown character gives; no text has to spell it.
+        unknown = self.token_id(getattr(backend.model, "unk_token", None) or "")
+        self._control_ids = frozenset(one.id for one in self._controls.tokens) - {unknown}
         self._plain: PlainEncoder | None = None
 
     @classmethod
@@ -204,10 +207,18 @@ class Tokenizer:
         Raises:
             TokenizerError: The text is no valid Unicode or has no encoding.
         """
-        if shield is None or not shield.is_in(text):
+        if shield is None:
             return self.encode(text)
-        ids: list[int] = []
-        for at_start, part in self._controls.split(text, shield):
+        parts = list(self._controls.split(text, shield))
+        written = [part for _, part in parts if part in self._control_ids]
+        plain = shield.remove(text)
+        if parts == list(self._controls.split(plain, shield)):
+            ids = self.encode(plain)
+            # Normalization or the vocabulary itself may still lead content to a control token.
+            if [one for one in ids if one in self._control_ids] == written:
+                return ids
+        ids = []
+        for at_start, part in parts:
             ids += [part] if isinstance(part, int) else self._encode_run(part, at_start=at_start)
         return ids
 
