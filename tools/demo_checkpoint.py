@@ -163,7 +163,10 @@ def model_config(metadata: dict[str, Any], weights: dict[str, mx.array]) -> dict
     Returns:
         ``config.json`` content.
     """
-    get = lambda key: scalar(metadata, f"llama.{key}")  # noqa: E731
+
+    def get(key: str) -> int | float:
+        return scalar(metadata, f"llama.{key}")
+
     packed = {
         key.removesuffix(".scales"): packed_bits(
             weights[key.removesuffix("scales") + "weight"], scales
@@ -260,7 +263,10 @@ def tokenizer_files(metadata: dict[str, Any]) -> tuple[dict[str, Any], dict[str,
             "merges": metadata["tokenizer.ggml.merges"],
         },
     }
-    name = lambda key: tokens[int(scalar(metadata, f"tokenizer.ggml.{key}_token_id"))]  # noqa: E731
+
+    def name(key: str) -> str:
+        return str(tokens[int(scalar(metadata, f"tokenizer.ggml.{key}_token_id"))])
+
     config = {
         "tokenizer_class": "GPT2Tokenizer",
         "bos_token": name("bos"),

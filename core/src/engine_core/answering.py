@@ -230,7 +230,7 @@ def _mask(known: int, unknown: Sequence[int]) -> mx.array | None:
     """Forbid ids without a token that lie between others."""
     if not unknown:
         return None
-    return mx.zeros((known,), dtype=mx.float32).at[mx.array(unknown)].add(-math.inf)
+    return mx.zeros((known,), dtype=mx.float32).at[mx.array(list(unknown))].add(-math.inf)
 
 
 def _refuse_unavailable(options: GenerateOptions) -> None:

@@ -237,7 +237,8 @@ def _describe(
     notes: tuple[str, ...],
 ) -> ClientInfo:
     architecture = spec.answers.architecture
-    arrays = [array for _, array in tree_flatten(filled.model.parameters())]
+    flat: Any = tree_flatten(filled.model.parameters())
+    arrays = [array for _, array in flat]
     return ClientInfo(
         family=spec.family,
         model_type=spec.model_type,
@@ -274,7 +275,8 @@ def _dtype_name(dtype: mx.Dtype) -> str:
 def _count_parameters(filled: LoadedModel) -> int:
     """Count numbers; a packed word holds several, and scales and biases are no weights."""
     total = 0
-    for path, array in tree_flatten(filled.model.parameters()):
+    flat: Any = tree_flatten(filled.model.parameters())
+    for path, array in flat:
         layer, _, name = path.rpartition(".")
         packed = filled.quantization.get(layer)
         if packed is None:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedModel", "choose_compute_dtype", "load_model", "read_checkpoint"]
 
-QuantizedWeights = Literal["auto", "keep", "dequantize"]
 _COMPUTE_DTYPES: Final = {
     "float32": mx.float32,
     "bfloat16": mx.bfloat16,
@@ -116,7 +115,7 @@ def load_model(
     *,
     kernels: KernelRegistry,
     compute_dtype: mx.Dtype,
-    quantized_weights: QuantizedWeights = "auto",
+    quantized_weights: str = "auto",
     memory_budget: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     limits: Limits = LIMITS,
@@ -232,7 +231,7 @@ def _apply_policy(
     stored: QuantizationPlan,
     dense: Mapping[str, tuple[int, ...]],
     compute_dtype: mx.Dtype,
-    policy: QuantizedWeights,
+    policy: str,
     memory_budget: int | None,
 ) -> tuple[QuantizationPlan, tuple[str, ...]]:
     """Decide whether packed layers stay packed; give what stays and a remark."""
