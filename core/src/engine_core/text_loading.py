@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from engine_core.errors import InvalidRequest
 from engine_core.prompting import Prompter
@@ -162,7 +162,9 @@ def _digests(sources: TemplateSources) -> dict[str, str]:
 
 
 def _capabilities(report: ProbeReport) -> Capabilities:
-    found = {name: report.supports(capability) for name, capability in _PROBED.items()}
+    found: dict[str, Any] = {
+        name: report.supports(capability) for name, capability in _PROBED.items()
+    }
     reasons = {
         name: report.reason(capability) or "the probe did not show it"
         for name, capability in _PROBED.items()

@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import mlx.core as mx
