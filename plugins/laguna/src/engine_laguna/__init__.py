@@ -1,0 +1,1 @@
+"""The Laguna model family for Engine."""
