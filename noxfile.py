@@ -85,6 +85,7 @@ def family(session: nox.Session, family: str) -> None:
 def integration(session: nox.Session) -> None:
     """Test all packages together, the fast BLAS included, and the real model end to end."""
     install(session, *PACKAGES, *PLUGINS, extras="[testing]")
+    session.install("hatchling")  # the build hook's own tests
     model = fetch_demo_checkpoint(session)
     session.run(
         "pytest", "openblas/tests", "tests", *session.posargs, env={"ENGINE_DEMO_MODEL": str(model)}
@@ -138,10 +139,11 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Check types with mypy, strictly."""
+    """Check types with mypy, strictly, and the generated pages."""
     install(session, *PACKAGES, *PLUGINS, extras="[testing]")
     session.install("mypy==2.4.1", "types-jsonschema")
     session.run("mypy", *SOURCES, "tools")
+    session.run("python", "tools/hooks_doc.py", "--check")
 
 
 @nox.session
@@ -187,6 +189,13 @@ def oracle(session: nox.Session) -> None:
     ]
     model = fetch_demo_checkpoint(session)
     session.run("pytest", *folders, *session.posargs, env={"ENGINE_DEMO_MODEL": str(model)})
+
+
+@nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Write the generated pages of ``docs/``; ``types`` checks them."""
+    install(session, "core")
+    session.run("python", "tools/hooks_doc.py")
 
 
 @nox.session(default=False)
