@@ -1,0 +1,1 @@
+"""The Gemma 4 model family for Engine."""
