@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import attrs
+
 from engine_core.fusion import attention_fusions, fuse_rows
 from engine_core.weight_plan import Concat, Drop, Rename, Rule, Stack, WeightPlan
 
@@ -93,6 +95,8 @@ def _expert_rules(block: str, experts: ExpertConfig) -> Iterator[Rule]:
 
 def _fusions(block: str, named: Mapping[str, TensorInfo]) -> Iterator[Concat]:
     """Join gate and up of the experts and of the shared expert where they are stored alike."""
-    shared = f"{block}.shared_expert"
-    parts = [f"{shared}.gate_proj", f"{shared}.up_proj"]
-    yield from fuse_rows(parts, f"{shared}.gate_up_proj", named)
+    # In a stack of experts the output rows are the second axis.
+    for path, axis in ((f"{block}.switch_mlp", 1), (f"{block}.shared_expert", 0)):
+        parts = [f"{path}.gate_proj", f"{path}.up_proj"]
+        for rule in fuse_rows(parts, f"{path}.gate_up_proj", named):
+            yield attrs.evolve(rule, axis=axis)
