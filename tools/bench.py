@@ -63,19 +63,13 @@ def prompt_ids(count: int, vocabulary: int) -> list[int]:
     return [low + (7919 * index + 31) % span for index in range(count)]
 
 
-def open_blas(*, wanted: bool) -> None:
-    """Open the optimised BLAS before MLX, or import MLX first so that it is not used.
+def open_blas() -> None:
+    """Open the optimised BLAS before MLX, as the engine does for itself."""
+    import ctypes
 
-    Args:
-        wanted: Whether MLX shall find the optimised BLAS.
-    """
-    if wanted:
-        import ctypes
+    import engine_openblas
 
-        import engine_openblas
-
-        ctypes.CDLL(str(engine_openblas.library_path()), mode=ctypes.RTLD_GLOBAL)
-    import mlx.core  # noqa: F401
+    ctypes.CDLL(str(engine_openblas.library_path()), mode=ctypes.RTLD_GLOBAL)
 
 
 def run_ours(settings: dict[str, Any], model: str, prompt: int, output: int) -> dict[str, float]:
@@ -90,7 +84,9 @@ def run_ours(settings: dict[str, Any], model: str, prompt: int, output: int) -> 
     Returns:
         Prefill and decode speed (tokens/s).
     """
-    open_blas(wanted=settings["blas"])
+    if not settings["blas"]:
+        # The engine opens the fast BLAS only before MLX, so this is how it runs without.
+        import mlx.core  # noqa: F401
     from engine_core import Client
 
     dtype = settings.get("compute_dtype", "auto")
@@ -104,7 +100,7 @@ def run_ours(settings: dict[str, Any], model: str, prompt: int, output: int) -> 
         quantized_weights=settings.get("quantized_weights", "auto"),
     ) as client:
         ids = prompt_ids(prompt, client.info.vocab_size)
-        never = dict.fromkeys(client.info.eos_token_ids, -1000.0)
+        never = dict.fromkeys(client.info.eos_token_ids, -100.0)
         for length in (1, prompt):  # the first, short run warms up
             reply = client.complete(
                 ids[:length], max_tokens=output, logit_bias=never, prompt_cache=False
@@ -127,7 +123,8 @@ def run_theirs(settings: dict[str, Any], model: str, prompt: int, output: int) -
     Returns:
         Prefill and decode speed (tokens/s).
     """
-    open_blas(wanted=settings["blas"])
+    if settings["blas"]:
+        open_blas()
     import mlx.core as mx
     from mlx_lm.generate import generate_step
     from mlx_lm.utils import load_model
@@ -180,7 +177,9 @@ def measure(side: str, case: dict[str, Any], arguments: argparse.Namespace) -> d
         "--settings",
         json.dumps(case[side]),
     ]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    if result.returncode != 0:
+        sys.exit(f"{side} failed:\n{result.stderr}")
     figures: dict[str, float] = json.loads(result.stdout.strip().splitlines()[-1])
     return figures
 

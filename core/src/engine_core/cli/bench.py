@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """
     with load_client(arguments, output, template=False) as client:
         vocabulary = client.info.vocab_size
-        no_eos = dict.fromkeys(client.info.eos_token_ids, -1000.0)
+        no_eos = dict.fromkeys(client.info.eos_token_ids, -100.0)
         prefill, decode = [], []
         for attempt in range(arguments.runs + 1):
             # Distinct ids each time, so that no cached prefix makes a run cheaper.
