@@ -90,13 +90,13 @@ def forward(
             logits = cap * np.tanh(logits / cap)
         scores = sigmoid(logits)
         ranked = scores + weights[f"{path}.experts.e_score_correction_bias"]
+        chosen = np.argsort(-ranked, axis=-1)[:, : config["num_experts_per_tok"]]
+        shares = np.zeros_like(scores)
+        np.put_along_axis(shares, chosen, np.take_along_axis(scores, chosen, -1), -1)
+        shares /= shares.sum(-1, keepdims=True)
         out = np.zeros_like(x)
-        for row in range(length):
-            chosen = np.argsort(-ranked[row])[: config["num_experts_per_tok"]]
-            total = scores[row, chosen].sum()
-            for expert in chosen:
-                share = scores[row, expert] / total
-                out[row] += share * swiglu(x[row], f"{path}.experts.{expert}")
+        for expert in range(config["num_experts"]):
+            out += shares[:, expert, None] * swiglu(x, f"{path}.experts.{expert}")
         return config["moe_routed_scaling_factor"] * out + swiglu(x, f"{path}.shared_expert")
 
     uniform = [config["num_attention_heads"]] * config["num_hidden_layers"]
