@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from engine_core.weight_plan import TensorInfo
-    from engine_laguna.config import ExpertConfig, LagunaConfig
+    from engine_laguna.config import LagunaConfig
 
 __all__ = ["float32_keys", "plan_weights"]
 
@@ -48,8 +48,11 @@ def plan_weights(config: LagunaConfig, tensors: Mapping[str, TensorInfo]) -> Wei
         f"{BACKBONE}layers.{index}.mlp" for index, layer in enumerate(config.layers) if layer.sparse
     ]
     if config.experts is not None:
+        # All stacks come first: a rename looks at every key, and stacks leave few of them.
         for block in blocks:
-            rules += _expert_rules(block, config.experts)
+            rules += _stacks(block, config.experts.count)
+    for block in blocks:
+        rules += _names(block)
     named = WeightPlan(rules).resolve(tensors).infos
     for block in blocks:
         rules += _fusions(block, named)
@@ -72,16 +75,20 @@ def float32_keys(tensors: Mapping[str, TensorInfo]) -> frozenset[str]:
     )
 
 
-def _expert_rules(block: str, experts: ExpertConfig) -> Iterator[Rule]:
-    """Bring one block to the names of the tree."""
-    stacked = f"{block}.switch_mlp"
+def _stacks(block: str, count: int) -> Iterator[Stack]:
+    """Stack experts that are stored one by one."""
     for projection in PROJECTIONS:
         for parameter in PARAMETERS:
             yield Stack(
                 f"{block}.experts.{{}}.{projection}.{parameter}",
-                f"{stacked}.{projection}.{parameter}",
-                experts.count,
+                f"{block}.switch_mlp.{projection}.{parameter}",
+                count,
             )
+
+
+def _names(block: str) -> Iterator[Rename]:
+    """Bring the other names of a sparse block to those of the tree."""
+    stacked = f"{block}.switch_mlp"
     # transformers holds the stacked experts as bare tensors, gate rows before up rows.
     for projection in ("gate_up_proj", "down_proj"):
         source = f"{block}.experts.{projection}"
