@@ -1,0 +1,1 @@
+"""The Qwen3.5 model family for Engine."""
