@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from engine_core.events import CancelToken, Completed, Progress, Segment, TokenKind
-    from engine_core.info import ClientInfo
+    from engine_core.info import ClientInfo, PromptCacheInfo
     from engine_core.limits import Limits
     from engine_core.messages import (
         AudioPart,
@@ -90,6 +90,7 @@ __all__ = [
     "PluginError",
     "Plugins",
     "Progress",
+    "PromptCacheInfo",
     "Segment",
     "Session",
     "TemplateError",
@@ -110,7 +111,7 @@ __all__ = [
 _MODULES = {
     "client": ("Client",),
     "events": ("CancelToken", "Completed", "Progress", "Segment", "TokenKind"),
-    "info": ("ClientInfo",),
+    "info": ("ClientInfo", "PromptCacheInfo"),
     "limits": ("Limits",),
     "messages": (
         "AudioPart",

@@ -6,17 +6,16 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-import attrs
 import mlx.core as mx
 
 from engine_core.decode.finish import finish_reason
 from engine_core.decode.loop import Decoder
-from engine_core.decode.prefill import run_prefill
 from engine_core.decode.sampling import SamplingOptions
 from engine_core.decode.score import score
 from engine_core.errors import CapabilityUnavailable, ContextExceeded, InvalidRequest
 from engine_core.generation import Run
 from engine_core.messages import FinishReason, Usage
+from engine_core.prompt_reuse import PromptStart
 from engine_core.reply_text import ReasoningBudget
 from engine_core.request import GenerateReply, Timings
 
@@ -34,19 +33,6 @@ if TYPE_CHECKING:
     from engine_core.request import GenerateOptions
 
 __all__ = ["answer", "score_tokens"]
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class _Start:
-    """Where a request begins: its caches and how much of the prompt they hold already.
-
-    Attributes:
-        caches: One a layer.
-        cached: Prompt tokens in the caches already.
-    """
-
-    caches: Sequence[LayerCache]
-    cached: int = 0
 
 
 def answer(
@@ -84,57 +70,51 @@ def answer(
     close = () if options.reasoning_budget is None else loaded.prompter.reasoning_close()
     text = loaded.prompter.reply_text(options, opens_reasoning=prompt.opens_reasoning)
     run.start(len(prompt.ids), reserved=len(close))
-    start = _resolve_caches(loaded, caches)
-    run.cached_tokens = start.cached
-    run.progress("prefill", done_tokens=start.cached)
-    logits = run_prefill(
-        loaded.model,
-        start.caches,
-        prompt.ids[start.cached :],
-        start=offset + start.cached,
-        chunk=loaded.limits.prefill_chunk_tokens,
-        checkpoint=run.checkpoint,
-        on_chunk=lambda done, _: run.progress("prefill", done_tokens=start.cached + done),
-    )
-    prefilled = time.perf_counter()
-    known, unknown = loaded.prompter.vocabulary(logits.size)
-    decoder = Decoder(
-        loaded.model,
-        start.caches,
-        logits,
-        _sampling(loaded, options),
-        prompt=prompt.ids,
-        max_tokens=options.max_tokens,
-        eos=loaded.eos_token_ids,
-        position=offset + len(prompt.ids),
-        vocab_size=known,
-        mask=_mask(known, unknown),
-        top_logprobs=options.top_logprobs if options.logprobs else None,
-        lookahead=options.lookahead,
-    )
-    budget = ReasoningBudget(options.reasoning_budget, is_open=prompt.opens_reasoning)
-    with decoder:
-        _decode(decoder, run, text, budget, close)
-    outcome = decoder.outcome
-    reply = GenerateReply(
-        text=text.text,
-        reasoning=text.reasoning,
-        finish_reason=finish_reason(outcome.finish, has_tool_calls=False),
-        usage=Usage(
-            prompt_tokens=len(prompt.ids),
-            cached_tokens=run.cached_tokens,
-            completion_tokens=len(outcome.emitted),
-        ),
-        token_ids=outcome.emitted,
-        logprobs=tuple(text.logprobs) if options.logprobs else None,
-        truncated=outcome.finish is FinishReason.LENGTH,
-        timings=Timings(
-            load_seconds=loaded.info.load_seconds,
-            prefill_seconds=prefilled - started,
-            decode_seconds=time.perf_counter() - prefilled,
-        ),
-    )
-    run.complete(reply)
+    with PromptStart.resolve(loaded, prompt, caches, uses_pool=options.prompt_cache) as start:
+        run.cached_tokens = start.cached
+        run.progress("prefill", done_tokens=start.cached)
+        logits = start.prefill(
+            run.checkpoint, lambda done: run.progress("prefill", done_tokens=done)
+        )
+        prefilled = time.perf_counter()
+        known, unknown = loaded.prompter.vocabulary(logits.size)
+        decoder = start.decoder = Decoder(
+            loaded.model,
+            start.caches,
+            logits,
+            _sampling(loaded, options),
+            prompt=prompt.ids,
+            max_tokens=options.max_tokens,
+            eos=loaded.eos_token_ids,
+            position=start.origin + len(prompt.ids),
+            vocab_size=known,
+            mask=_mask(known, unknown),
+            top_logprobs=options.top_logprobs if options.logprobs else None,
+            lookahead=options.lookahead,
+        )
+        budget = ReasoningBudget(options.reasoning_budget, is_open=prompt.opens_reasoning)
+        with decoder:
+            _decode(decoder, run, text, budget, close)
+        outcome = decoder.outcome
+        reply = GenerateReply(
+            text=text.text,
+            reasoning=text.reasoning,
+            finish_reason=finish_reason(outcome.finish, has_tool_calls=False),
+            usage=Usage(
+                prompt_tokens=len(prompt.ids),
+                cached_tokens=start.cached,
+                completion_tokens=len(outcome.emitted),
+            ),
+            token_ids=outcome.emitted,
+            logprobs=tuple(text.logprobs) if options.logprobs else None,
+            truncated=outcome.finish is FinishReason.LENGTH,
+            timings=Timings(
+                load_seconds=loaded.info.load_seconds,
+                prefill_seconds=prefilled - started,
+                decode_seconds=time.perf_counter() - prefilled,
+            ),
+        )
+        run.complete(reply)
     return reply
 
 
@@ -165,11 +145,6 @@ def score_tokens(
         chunk=loaded.limits.prefill_chunk_tokens,
         checkpoint=control.checkpoint,
     )
-
-
-def _resolve_caches(loaded: Loaded, caches: Sequence[LayerCache] | None) -> _Start:
-    """Decide what a request starts from; the one place where stored prefixes come in."""
-    return _Start(caches=loaded.new_caches() if caches is None else caches)
 
 
 def _check_caches(loaded: Loaded, caches: Sequence[LayerCache]) -> int:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from engine_core.events import Event
-    from engine_core.info import ClientInfo
+    from engine_core.info import ClientInfo, PromptCacheInfo
     from engine_core.request import GenerateReply
 
 __all__ = ["Client"]
@@ -72,7 +72,8 @@ class Client:
                 cancels the load.
             **options: What :meth:`engine_core.session.Session.load` takes: ``template``,
                 ``compute_dtype``, ``quantized_weights``, ``plugins``, ``family``,
-                ``certificates``, ``extra_eos_tokens``, ``allocator_cache_bytes``, ``limits``.
+                ``certificates``, ``extra_eos_tokens``, ``allocator_cache_bytes``,
+                ``prompt_cache_bytes``, ``prompt_cache_ttl``, ``limits``.
 
         Returns:
             A client whose model is loaded.
@@ -114,6 +115,14 @@ class Client:
     def info(self) -> ClientInfo:
         """What was loaded; memory figures are those after the last request."""
         return self._lease.info[-1]
+
+    def cache_info(self) -> PromptCacheInfo:
+        """Describe the stored prompt prefixes after the last request; never waits.
+
+        Returns:
+            The same as ``info.prompt_cache``.
+        """
+        return self.info.prompt_cache
 
     def generate(self, messages: Sequence[Any], **options: Any) -> GenerateReply:
         """Answer a conversation and wait for the whole reply.

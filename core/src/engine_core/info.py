@@ -13,7 +13,38 @@ if TYPE_CHECKING:
     from engine_core.kernels import KernelReport
     from engine_core.spec import Capabilities
 
-__all__ = ["ClientInfo"]
+__all__ = ["ClientInfo", "PromptCacheInfo"]
+
+
+@attrs.frozen(kw_only=True)
+class PromptCacheInfo:
+    """The pool of stored prompt prefixes in plain data.
+
+    Attributes:
+        entries: Stored prefixes.
+        boundaries: Those of them that end where a conversation can be continued.
+        bytes: What their layers hold, every shared buffer counted once.
+        budget_bytes: Bound on ``bytes`` between requests; 0 when there is no pool.
+        ttl_seconds: Age at which an unused prefix is dropped, ``None`` for no such bound.
+        hits: Requests that started from a stored prefix.
+        misses: Requests that found none.
+        reused_tokens: Prompt tokens served by all hits together.
+        evicted: Prefixes dropped for want of room or by age.
+        refused: Prefixes that were larger than the whole budget.
+        failed: Prefixes that could not be stored or trusted because the device failed.
+    """
+
+    entries: int = 0
+    boundaries: int = 0
+    bytes: int = 0
+    budget_bytes: int = 0
+    ttl_seconds: float | None = None
+    hits: int = 0
+    misses: int = 0
+    reused_tokens: int = 0
+    evicted: int = 0
+    refused: int = 0
+    failed: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -43,6 +74,7 @@ class ClientInfo:
         kernels: Custom kernels used so far: which run, which were replaced by plain operations.
         fingerprint: Identity of the loaded model, SHA-256 in hexadecimal.
         load_seconds: Time the load took.
+        prompt_cache: The pool of stored prompt prefixes after the last request.
         notes: Remarks worth knowing.
     """
 
@@ -67,4 +99,5 @@ class ClientInfo:
     kernels: tuple[KernelReport, ...]
     fingerprint: str
     load_seconds: float
+    prompt_cache: PromptCacheInfo = attrs.field(factory=PromptCacheInfo)
     notes: tuple[str, ...] = ()

@@ -83,6 +83,9 @@ class Limits:
     queue_jobs_max: int = 64
     stream_events: int = 64
     allocator_cache_bytes: int = 2 * GIB
+    prompt_cache_bytes: int = 2 * GIB  # default of a pool; an eighth of memory when that is less
+    prompt_cache_entries: int = 1024
+    prompt_cache_ttl_seconds: float = 31_536_000.0
 
 
 LIMITS = Limits()

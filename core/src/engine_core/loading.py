@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten
 
 from engine_core import backend
 from engine_core.cache.build import build_caches
+from engine_core.cache.pool import make_pool
 from engine_core.checkpoint.load import choose_compute_dtype, load_model
 from engine_core.checkpoint.reader import read_checkpoint
 from engine_core.errors import CallbackError, Cancelled, CapabilityUnavailable
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from engine_core.cache.base import LayerCache
+    from engine_core.cache.pool import PromptPool
     from engine_core.checkpoint.load import LoadedModel
     from engine_core.checkpoint.reader import Checkpoint
     from engine_core.plugins import Owner
@@ -57,6 +59,8 @@ class LoadOptions:
         certificates: Certificates for speculative decoding.
         extra_eos_tokens: Token texts that end a reply.
         allocator_cache_bytes: Freed memory MLX may keep (bytes).
+        prompt_cache_bytes: Bound on stored prompt prefixes; ``None`` for the default, 0 for none.
+        prompt_cache_ttl: Seconds after which an unused prefix is dropped, ``None`` for never.
         limits: Bounds.
         on_progress: Called with bytes done and all bytes; ``False`` cancels.
         is_cancelled: Polled while loading.
@@ -70,6 +74,8 @@ class LoadOptions:
     certificates: tuple[Any, ...] = ()
     extra_eos_tokens: tuple[str, ...] = ()
     allocator_cache_bytes: int | None = None
+    prompt_cache_bytes: int | None = None
+    prompt_cache_ttl: float | None = None
     limits: Limits = LIMITS
     on_progress: Callable[[int, int], bool | None] | None = None
     is_cancelled: Callable[[], bool] | None = None
@@ -114,6 +120,7 @@ class Loaded:
         kernels: Custom kernels of the model.
         info: The same for the caller.
         limits: Bounds.
+        pool: Stored prompt prefixes, ``None`` when there are to be none.
     """
 
     spec: ModelSpec
@@ -124,6 +131,7 @@ class Loaded:
     kernels: KernelRegistry
     info: ClientInfo
     limits: Limits
+    pool: PromptPool | None
 
     def new_caches(self) -> list[LayerCache]:
         """Make empty caches.
@@ -149,6 +157,7 @@ def load_checkpoint(path: str | os.PathLike[str], options: LoadOptions) -> Loade
     """
     started = time.perf_counter()
     limits = options.limits
+    pool = make_pool(options.prompt_cache_bytes, options.prompt_cache_ttl, limits)
     cache_bytes = options.allocator_cache_bytes
     backend.load_mlx()
     backend.set_allocator_limit(
@@ -192,6 +201,7 @@ def load_checkpoint(path: str | os.PathLike[str], options: LoadOptions) -> Loade
         eos_token_ids=eos,
         kernels=kernels,
         limits=limits,
+        pool=pool,
         info=_describe(spec, owner, prompter, eos, filled, started, notes),
     )
 

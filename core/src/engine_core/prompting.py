@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -13,6 +15,8 @@ from engine_core.errors import (
     TokenizerError,
 )
 from engine_core.messages import MediaPart, Message, TranslationPart
+from engine_core.prompt_key import PromptKey
+from engine_core.prompt_outline import Outline
 from engine_core.reply_text import ReplyText
 from engine_core.spec import Capabilities
 from engine_core.text.reply import ReplyDecoder
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 
     from engine_core.family import ReasoningMarkers
     from engine_core.generation import Request
+    from engine_core.prompt_key import MediaSpan
     from engine_core.request import GenerateOptions
     from engine_core.template.render import ChatTemplate
     from engine_core.text.tokenizer import Tokenizer
@@ -36,10 +41,19 @@ class Prompt:
     Attributes:
         ids: Token ids, at least one.
         opens_reasoning: Whether the reply starts inside a reasoning span.
+        media: Media items at their placeholder tokens.
+        outline: Where a conversation can be continued from, ``None`` for a raw prompt.
     """
 
     ids: tuple[int, ...]
     opens_reasoning: bool = False
+    media: tuple[MediaSpan, ...] = ()
+    outline: Outline | None = None
+
+    @property
+    def key(self) -> PromptKey:
+        """What the state after the prompt depends on."""
+        return PromptKey(self.ids, self.media)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -165,16 +179,31 @@ class Prompter:
         self._check_capabilities(messages, options)
         prefill = options.prefill or ""
         shield = tokenizer.shield(messages, tools, options.template_options, prefill)
-        rendered = self.template.render(
-            messages,
-            tools,
+        render = partial(
+            self.template.render,
+            tools=tools,
             thinking=options.thinking,
             template_options=options.template_options,
-            prefill=prefill,
             shield=shield,
+            # One time for all renders of a request: a tick between them would part them.
+            clock=datetime.datetime.now().astimezone(),
         )
-        ids = tokenizer.encode_rendered(rendered.text, shield)
-        return _prompt(ids, opens_reasoning=rendered.opens_reasoning)
+        rendered = render(messages, prefill=prefill)
+        prompt = _prompt(
+            tokenizer.encode_rendered(rendered.text, shield),
+            opens_reasoning=rendered.opens_reasoning,
+        )
+        outline = Outline(
+            messages=messages,
+            has_tools=bool(tools),
+            text=rendered.text,
+            ids=prompt.ids,
+            encode=partial(tokenizer.encode_rendered, shield=shield),
+            render=lambda messages, *, opens_reply: (
+                render(messages, add_generation_prompt=opens_reply).text
+            ),
+        )
+        return attrs.evolve(prompt, outline=outline)
 
     def _check_capabilities(self, messages: Sequence[Message], options: GenerateOptions) -> None:
         require = self.capabilities.require

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from engine_core.backend import OwnerThread, memory_report
 from engine_core.errors import AffinityError, ClientClosed, InvalidRequest
 from engine_core.generation import Control, Request, checked_token_ids
+from engine_core.info import PromptCacheInfo
 from engine_core.limits import LIMITS, Limits
 from engine_core.values import shown
 
@@ -63,6 +64,8 @@ class Session:
         certificates: Sequence[Any] = (),
         extra_eos_tokens: Sequence[str] = (),
         allocator_cache_bytes: int | None = None,
+        prompt_cache_bytes: int | None = None,
+        prompt_cache_ttl: float | None = None,
         limits: Limits = LIMITS,
         on_load_progress: Callable[[int, int], bool | None] | None = None,
         is_cancelled: Callable[[], bool] | None = None,
@@ -81,6 +84,9 @@ class Session:
             extra_eos_tokens: Token texts that end a reply beside the configured ones.
             allocator_cache_bytes: Freed memory MLX may keep (bytes); the same for every session
                 of a process.
+            prompt_cache_bytes: Memory for stored prompt prefixes (bytes); the smaller of 2 GiB and
+                an eighth of the memory when omitted, 0 for none.
+            prompt_cache_ttl: Seconds after which an unused prefix is dropped; never when omitted.
             limits: Bounds on files and requests.
             on_load_progress: Called with bytes done and all bytes; ``False`` cancels.
             is_cancelled: Polled while loading.
@@ -107,6 +113,8 @@ class Session:
             certificates=tuple(certificates),
             extra_eos_tokens=tuple(extra_eos_tokens),
             allocator_cache_bytes=allocator_cache_bytes,
+            prompt_cache_bytes=prompt_cache_bytes,
+            prompt_cache_ttl=prompt_cache_ttl,
             limits=limits,
             on_progress=on_load_progress,
             is_cancelled=is_cancelled,
@@ -120,10 +128,22 @@ class Session:
 
         self._owner.check()
         if self._loaded is not None:
+            pool = self._loaded.pool
             self._info = attrs.evolve(
-                self._info, memory=memory_report(), kernels=self._loaded.kernels.report()
+                self._info,
+                memory=memory_report(),
+                kernels=self._loaded.kernels.report(),
+                prompt_cache=PromptCacheInfo() if pool is None else pool.report(),
             )
         return self._info
+
+    def cache_info(self) -> PromptCacheInfo:
+        """Describe the stored prompt prefixes.
+
+        Returns:
+            The same as ``info.prompt_cache``.
+        """
+        return self.info.prompt_cache
 
     @property
     def model(self) -> CausalLM:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from engine_core.backend import evaluate
 from engine_core.errors import CacheError
 from engine_core.limits import LIMITS
 
@@ -21,10 +22,12 @@ __all__ = [
     "Mark",
     "cache_arrays",
     "cache_nbytes",
+    "detach_caches",
     "distinct_caches",
     "fork_caches",
     "keep_caches",
     "mark_caches",
+    "reset_caches",
 ]
 
 KEEP_ROWS = LIMITS.keep_rows
@@ -81,6 +84,10 @@ class LayerCache(ABC):
         return sum(self.buffers().values())
 
     @abstractmethod
+    def state_nbytes(self) -> int:
+        """Bytes of the state alone, without spare rows and rows of other views."""
+
+    @abstractmethod
     def fork(self) -> LayerCache:
         """Make an independent view of the same state without copying an append buffer.
 
@@ -88,22 +95,52 @@ class LayerCache(ABC):
         """
 
     @abstractmethod
+    def reset(self) -> None:
+        """Become empty and let go of all memory, whoever else still refers to this object.
+
+        Every mark becomes invalid.
+        """
+
+    @property
+    @abstractmethod
+    def earliest(self) -> int:
+        """Least length that ``trim_to`` accepts (tokens)."""
+
+    @property
+    @abstractmethod
+    def spare_rows(self) -> int | None:
+        """Rows that ``trim_to`` can take back at any time; ``None`` for all."""
+
+    @abstractmethod
+    def _copy_out(self) -> None:
+        """Replace what pins foreign memory by lazy copies."""
+
     def detach(self) -> None:
         """Stop pinning memory that is not part of the state; call it before storing a fork.
 
         Every mark becomes invalid.
 
         Raises:
-            BackendError: The device failed to compute the state.
+            BackendError: The device failed to compute the state; drop the cache.
         """
+        detach_caches([self])
 
     @abstractmethod
+    def shrink(self) -> None:
+        """Give back buffer space far beyond what any live view of the buffer holds.
+
+        Raises:
+            BackendError: The device could not copy the rows; the state does not change.
+        """
+
     def can_trim_to(self, length: int) -> bool:
         """Whether ``trim_to`` would succeed.
 
         Args:
             length: Absolute position (tokens).
         """
+        is_number = isinstance(length, int) and not isinstance(length, bool)
+        return is_number and self.earliest <= length <= self.offset
 
     @abstractmethod
     def _rewind(self, mark: Mark, rows: int) -> None:
@@ -238,6 +275,32 @@ def fork_caches(caches: Sequence[LayerCache]) -> list[LayerCache]:
     """Fork every layer; layers that shared one cache share its fork."""
     forks = {id(cache): cache.fork() for cache in distinct_caches(caches)}
     return [forks[id(cache)] for cache in caches]
+
+
+def detach_caches(caches: Iterable[LayerCache]) -> None:
+    """Detach every layer with one evaluation; see :meth:`LayerCache.detach`.
+
+    Args:
+        caches: Forks about to be stored.
+
+    Raises:
+        BackendError: The device failed to compute the state; drop the caches.
+    """
+    layers = distinct_caches(caches)
+    for cache in layers:
+        cache._copy_out()  # noqa: SLF001
+        cache._marks.clear()  # noqa: SLF001
+    evaluate(*cache_arrays(layers))
+
+
+def reset_caches(caches: Iterable[LayerCache]) -> None:
+    """Make every layer let go of its memory; see :meth:`LayerCache.reset`.
+
+    Args:
+        caches: Caches nobody needs any more, though a stored exception may refer to them.
+    """
+    for cache in distinct_caches(caches):
+        cache.reset()
 
 
 def mark_caches(caches: Sequence[LayerCache]) -> tuple[Mark, ...]:

@@ -6,14 +6,30 @@ import mlx.core as mx
 
 from engine_core.backend import evaluate
 
-__all__ = ["detach"]
+__all__ = ["detach", "fresh_copy"]
+
+
+def fresh_copy(array: mx.array) -> mx.array:
+    """Give a lazy copy that shares no memory with the array it came from, once evaluated.
+
+    A slice keeps the whole buffer it was cut from alive: 4 rows of a 512-row chunk cost 512 rows
+    for as long as they are stored.
+
+    Args:
+        array: Any shape and dtype, evaluated or not.
+
+    Returns:
+        The same values, not evaluated.
+    """
+    # ``mx.contiguous`` hands a nearly full parent through (it tolerates 16 KiB of slack), so the
+    # copy is forced by writing into fresh storage.
+    origin = mx.array([0] * array.ndim, dtype=mx.int32)
+    fresh = mx.zeros(array.shape, array.dtype)
+    return mx.slice_update(fresh, array, origin, tuple(range(array.ndim)))
 
 
 def detach(array: mx.array) -> mx.array:
     """Give an evaluated copy that shares no memory with the array it came from.
-
-    A slice keeps the whole buffer it was cut from alive: 4 rows of a 512-row chunk cost 512 rows
-    for as long as they are stored.
 
     Args:
         array: Any shape and dtype, evaluated or not.
@@ -24,10 +40,6 @@ def detach(array: mx.array) -> mx.array:
     Raises:
         BackendError: The device failed to compute the array.
     """
-    # ``mx.contiguous`` hands a nearly full parent through (it tolerates 16 KiB of slack), so the
-    # copy is forced by writing into fresh storage.
-    origin = mx.array([0] * array.ndim, dtype=mx.int32)
-    fresh = mx.zeros(array.shape, array.dtype)
-    fresh = mx.slice_update(fresh, array, origin, tuple(range(array.ndim)))
+    fresh = fresh_copy(array)
     evaluate(fresh)
     return fresh

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from engine_core.backend import evaluate
 from engine_core.cache.base import KEEP_ROWS, LayerCache, Mark
-from engine_core.cache.detach import detach
+from engine_core.cache.detach import fresh_copy
 from engine_core.errors import CacheError
 
 if TYPE_CHECKING:
@@ -68,6 +69,22 @@ class _Holder:
             other = ref()
             if other is not None and other is not view:
                 yield other
+
+    def cut(self, rows: int) -> None:
+        """Move to buffers of fewer rows, all views together.
+
+        Args:
+            rows: Rows to keep, at least those of every live view.
+        """
+        keys = fresh_copy(self.keys[:, :, :rows])
+        values = fresh_copy(self.values[:, :, :rows])
+        evaluate(keys, values)
+        self.keys, self.values = keys, values
+        self.end = min(self.end, self.origin + rows)
+
+    def furthest(self) -> int:
+        """Absolute end of the longest live view."""
+        return max((view.offset for ref in self._views if (view := ref())), default=self.origin)
 
     def may_append(self, view: KvCache) -> bool:
         """Whether no other live view holds rows beyond the end of ``view``."""
@@ -184,6 +201,14 @@ class KvCache(LayerCache):
             return {}
         return {id(holder): holder.keys.nbytes + holder.values.nbytes}
 
+    def state_nbytes(self) -> int:
+        """Bytes of the rows up to the offset."""
+        holder = self._holder
+        if holder is None:
+            return 0
+        row = (holder.keys.nbytes + holder.values.nbytes) // holder.capacity
+        return row * self._retained(self.offset)
+
     def fork(self) -> KvCache:
         """Make another view of the same buffers; nothing is copied."""
         twin = KvCache(
@@ -201,33 +226,51 @@ class KvCache(LayerCache):
             self._holder.attach(twin)
         return twin
 
-    def detach(self) -> None:
+    def reset(self) -> None:
+        """Let go of the buffers."""
+        if self._holder is not None:
+            self._holder.release(self)
+        self._holder = None
+        self.offset = self._last_start = 0
+        self._marks.clear()
+
+    @property
+    def earliest(self) -> int:
+        """Least length for which the rows that the next query sees are all held."""
+        origin = 0 if self._holder is None else self._holder.origin
+        return 0 if origin == 0 or self.window is None else origin + self.window - 1
+
+    @property
+    def spare_rows(self) -> int | None:
+        """All rows of a full cache; of a sliding one those kept beside its window."""
+        return None if self.window is None else KEEP_ROWS
+
+    def shrink(self) -> None:
+        """Copy all live rows into smaller buffers when more than half of these is spare.
+
+        A view of few rows would otherwise keep alive what a longer one, now gone, had needed.
+        """
+        holder = self._holder
+        if holder is None:
+            return
+        rows = self._capacity(holder.furthest() - holder.origin)
+        if holder.capacity > 2 * rows:
+            holder.cut(rows)
+
+    def _copy_out(self) -> None:
         """Give a sliding view a buffer of its own; a full view keeps sharing.
 
         The append buffer of a full layer is the state. That of a sliding layer would outlive the
         request that moved on to a fresh one, so what is stored holds its own rows only.
-
-        Raises:
-            BackendError: The device failed to compute the rows.
         """
         holder = self._holder
         if holder is None or self.window is None:
             return
         first = self.offset - self._retained(self.offset) - holder.origin
         stop = self.offset - holder.origin
-        keys = detach(holder.keys[:, :, first:stop])
-        values = detach(holder.values[:, :, first:stop])
-        self._marks.clear()
+        keys = fresh_copy(holder.keys[:, :, first:stop])
+        values = fresh_copy(holder.values[:, :, first:stop])
         self._move_to(_Holder(keys, values, holder.origin + first, self.offset))
-
-    def can_trim_to(self, length: int) -> bool:
-        """Whether the rows that a query at ``length`` sees are all held."""
-        if isinstance(length, bool) or not isinstance(length, int) or length < 0:
-            return False
-        if length > self.offset:
-            return False
-        origin = 0 if self._holder is None else self._holder.origin
-        return origin == 0 or (self.window is not None and length - self.window + 1 >= origin)
 
     def _rewind(self, mark: Mark, rows: int) -> None:
         """Nothing to undo: rows beyond the offset are not part of the state."""

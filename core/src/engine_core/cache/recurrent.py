@@ -9,7 +9,7 @@ import attrs
 import mlx.core as mx
 
 from engine_core.cache.base import KEEP_ROWS, LayerCache, Mark
-from engine_core.cache.detach import detach
+from engine_core.cache.detach import fresh_copy
 from engine_core.errors import CacheError
 
 if TYPE_CHECKING:
@@ -66,9 +66,7 @@ class RecurrentCache(LayerCache):
         self._shapes = tuple(tuple(shape) for shape in shapes)
         self._dtypes = tuple(dtypes)
         self._tape: list[_Segment] = []
-        self.slots: Arrays = tuple(
-            mx.zeros(shape, dtype) for shape, dtype in zip(self._shapes, self._dtypes, strict=True)
-        )
+        self.slots: Arrays = self._zeros()
 
     def advance(self, slots: Arrays, rows: int, inputs: Arrays, replay: Replay) -> None:
         """Replace the state after a forward call.
@@ -97,6 +95,10 @@ class RecurrentCache(LayerCache):
         """Bytes of every slot and recorded input."""
         return {id(array): array.nbytes for array in self.arrays()}
 
+    def state_nbytes(self) -> int:
+        """Bytes of the slots."""
+        return sum(slot.nbytes for slot in self.slots)
+
     def fork(self) -> RecurrentCache:
         """Make an independent cache; slots are replaced and never written, so they are shared."""
         twin = RecurrentCache(shapes=self._shapes, dtypes=self._dtypes)
@@ -104,19 +106,35 @@ class RecurrentCache(LayerCache):
         twin.offset = self.offset
         return twin
 
-    def detach(self) -> None:
-        """Copy every slot out of the buffer it may be a slice of.
-
-        Raises:
-            BackendError: The device failed to compute the state.
-        """
-        self.slots = tuple(map(detach, self.slots))
+    def reset(self) -> None:
+        """Go back to zeros, which take no memory before they are used."""
+        self.slots = self._zeros()
+        self.offset = self._last_start = 0
         self._marks.clear()
         self._tape = []
 
-    def can_trim_to(self, length: int) -> bool:
-        """Whether ``length`` is the present position: a recurrent state has no past."""
-        return length == self.offset
+    @property
+    def earliest(self) -> int:
+        """The present position: a recurrent state has no past."""
+        return self.offset
+
+    @property
+    def spare_rows(self) -> int:
+        """None can be taken back."""
+        return 0
+
+    def shrink(self) -> None:
+        """Nothing to give back: slots have the size of the state."""
+
+    def _zeros(self) -> Arrays:
+        return tuple(
+            mx.zeros(shape, dtype) for shape, dtype in zip(self._shapes, self._dtypes, strict=True)
+        )
+
+    def _copy_out(self) -> None:
+        """Copy every slot out of the buffer it may be a slice of."""
+        self.slots = tuple(map(fresh_copy, self.slots))
+        self._tape = []
 
     def _capture(self) -> Arrays:
         return self.slots

@@ -105,6 +105,7 @@ class Decoder:
         emitted: Tokens delivered so far. Do not change the list.
         committed_len: How many of them are in the caches; a queued step does not count.
         caches_valid: As in :class:`DecodeOutcome`.
+        device_failed: Whether the device failed while something was queued, which no error tells.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class Decoder:
         self.emitted: list[int] = []
         self.committed_len = 0
         self.caches_valid = True
+        self.device_failed = False
         self._model = model
         self._caches = caches
         self._states = distinct_caches(caches)
@@ -238,6 +240,7 @@ class Decoder:
             except BackendError:
                 # The tokens delivered so far stand; only the caches are lost.
                 self.caches_valid = False
+                self.device_failed = True
 
     def __next__(self) -> DecodeStep:
         """Deliver the next token.
