@@ -101,7 +101,8 @@ def combine(node: Node, arrays: Mapping[str, mx.array]) -> mx.array:
             return mx.transpose(combine(node.child, arrays), node.axes)
         case SplitNode():
             cut = (slice(None),) * node.axis + (slice(node.start, node.stop),)
-            return combine(node.child, arrays)[cut]
+            # A view would keep the whole tensor, and kernels would copy it on every call.
+            return mx.contiguous(combine(node.child, arrays)[cut])
         case StackNode():
             return mx.stack([combine(child, arrays) for child in node.children])
         case ConcatNode():

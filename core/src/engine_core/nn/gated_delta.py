@@ -23,10 +23,8 @@ Arrays = tuple[mx.array, mx.array]
 
 NORM_EPS: Final = 1e-6
 # Rows of a chunk. The state is read and written once a chunk, and the work inside a chunk grows
-# with its square, so large heads want longer chunks.
+# with its square: 16 was fastest of 8, 16, 32 and 64 for heads of 64 and 128.
 CHUNK_ROWS: Final = 16
-WIDE_CHUNK_ROWS: Final = 32
-WIDE_HEAD_DIM: Final = 96
 # Blocks of this size are inverted at once; every further level joins so many blocks.
 BLOCK: Final = 4
 CHECK_ROWS: Final = 37
@@ -93,7 +91,7 @@ def chunked_delta_rule(
     beta: mx.array,
     state: mx.array,
     *,
-    chunk: int | None = None,
+    chunk: int = CHUNK_ROWS,
 ) -> Arrays:
     """Apply the rule to many rows, a chunk of them at a time, in plain matrix products.
 
@@ -107,14 +105,15 @@ def chunked_delta_rule(
         log_decay: ``[B, L, Nv]`` float32, at most 0.
         beta: ``[B, L, Nv]`` float32.
         state: ``[B, Nv, Dv, Dk]`` float32.
-        chunk: Rows of a chunk, chosen by the head size when omitted.
+        chunk: Rows of a chunk.
 
     Returns:
         Output ``[B, L, Nv, Dv]`` and the new state.
     """
     batch, length, key_heads, key_dim = keys.shape
     heads, value_dim = values.shape[2:]
-    size = _chunk_rows(key_dim, length) if chunk is None else chunk
+    # Fewer rows than a chunk make a smaller one, rounded up to whole blocks.
+    size = min(chunk, -(-length // BLOCK) * BLOCK)
     chunks = -(-length // size)
     # Rows of zeros change nothing: no decay, no correction.
     padding = chunks * size - length
@@ -161,12 +160,6 @@ def chunked_delta_rule(
     return out[:, :length], current.reshape(state.shape)
 
 
-def _chunk_rows(key_dim: int, length: int) -> int:
-    """Choose the chunk: rows that exist, rounded up, at most what the head size is best with."""
-    best = CHUNK_ROWS if key_dim < WIDE_HEAD_DIM else WIDE_CHUNK_ROWS
-    return min(best, -(-length // BLOCK) * BLOCK)
-
-
 def _invert_unit_lower(coupling: mx.array) -> mx.array:
     """Compute ``(I + A)^-1`` of strictly lower triangular matrices.
 
@@ -189,13 +182,11 @@ def _invert_unit_lower(coupling: mx.array) -> mx.array:
         inside = (place[:, None] // joined == place[None] // joined) & (
             place[:, None] // block != place[None] // block
         )
-        step = (
-            inverse @ mx.where(inside, coupling, 0.0)
-            if block > 1
-            else mx.where(inside, coupling, 0.0)
-        )
+        step = mx.where(inside, coupling, 0.0)
+        if block > 1:
+            step = inverse @ step
         series = (identity - step) @ (identity + step @ step)
-        inverse = series @ inverse if block > 1 else series
+        inverse = series if block == 1 else series @ inverse
         block = joined
     return inverse
 

@@ -40,7 +40,7 @@ def mtp_layout(config: Qwen35Config, tensors: Mapping[str, TensorInfo]) -> Mappi
     """
     if not any(key.startswith(MTP) for key in tensors):
         return {}
-    return _expect(_mtp_shapes(config, tensors), tensors)
+    return _expect(_mtp_shapes(config), tensors)
 
 
 def vision_layout(
@@ -129,9 +129,7 @@ def _expect(
     return expected
 
 
-def _mtp_shapes(
-    config: Qwen35Config, tensors: Mapping[str, TensorInfo]
-) -> Iterator[tuple[str, Shape]]:
+def _mtp_shapes(config: Qwen35Config) -> Iterator[tuple[str, Shape]]:
     hidden = config.hidden_size
     yield f"{MTP}fc.weight", (hidden, 2 * hidden)
     for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
@@ -147,12 +145,10 @@ def _mtp_shapes(
         yield f"{layer}self_attn.o_proj.weight", (hidden, queries)
         yield f"{layer}self_attn.q_norm.weight", (config.head_dim,)
         yield f"{layer}self_attn.k_norm.weight", (config.head_dim,)
-        yield from _mlp_shapes(config, f"{layer}mlp.", tensors)
+        yield from _mlp_shapes(config, f"{layer}mlp.")
 
 
-def _mlp_shapes(
-    config: Qwen35Config, block: str, tensors: Mapping[str, TensorInfo]
-) -> Iterator[tuple[str, Shape]]:
+def _mlp_shapes(config: Qwen35Config, block: str) -> Iterator[tuple[str, Shape]]:
     hidden, experts = config.hidden_size, config.experts
     if experts is None:
         yield from _gated_shapes(block, hidden, config.intermediate_size)
@@ -161,11 +157,8 @@ def _mlp_shapes(
     yield f"{block}shared_expert_gate.weight", (1, hidden)
     yield from _gated_shapes(f"{block}shared_expert.", hidden, experts.shared_intermediate_size)
     stack, width = f"{block}switch_mlp.", experts.intermediate_size
-    if f"{stack}gate_up_proj.weight" in tensors:
-        yield f"{stack}gate_up_proj.weight", (experts.count, 2 * width, hidden)
-    else:
-        yield f"{stack}gate_proj.weight", (experts.count, width, hidden)
-        yield f"{stack}up_proj.weight", (experts.count, width, hidden)
+    yield f"{stack}gate_proj.weight", (experts.count, width, hidden)
+    yield f"{stack}up_proj.weight", (experts.count, width, hidden)
     yield f"{stack}down_proj.weight", (experts.count, hidden, width)
 
 

@@ -44,12 +44,7 @@ class SparseMLP(Module):
         super().__init__()
         self._per_token = config.per_token
         self.gate = Linear(hidden_size, config.count)
-        self.switch_mlp = GatedExperts(
-            hidden_size,
-            config.intermediate_size,
-            config.count,
-            fused=f"{path}switch_mlp.gate_up_proj.weight" in parameters,
-        )
+        self.switch_mlp = GatedExperts(hidden_size, config.intermediate_size, config.count)
         self.shared_expert = GatedMLP(
             hidden_size,
             config.shared_intermediate_size,

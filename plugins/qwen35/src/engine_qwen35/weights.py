@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import attrs
-
 from engine_core.errors import CheckpointError
-from engine_core.family import Drop, NormFold, Permute, Rename, Stack, WeightPlan
+from engine_core.family import Drop, NormFold, Permute, Rename, Split, Stack, WeightPlan
 from engine_core.fusion import attention_fusions, fuse_rows
 
 if TYPE_CHECKING:
@@ -162,7 +160,7 @@ def _check_prefix(tensors: Iterable[str], *, converted: bool) -> None:
 
 
 def _expert_rules(config: Qwen35Config, named: Mapping[str, TensorInfo]) -> list[Rule]:
-    """Bring the three expert layouts to stacked projections, gate and up joined when alike."""
+    """Bring the three expert layouts to one stack a projection."""
     if config.experts is None:
         return []
     blocks = [f"{TEXT}layers.{index}.mlp." for index in range(config.layers)]
@@ -170,8 +168,10 @@ def _expert_rules(config: Qwen35Config, named: Mapping[str, TensorInfo]) -> list
     rules: list[Rule] = []
     for block in blocks:
         source, target = f"{block}experts.", f"{block}switch_mlp."
-        # Published files join gate and up already, gate rows first.
-        rules.append(Rename(f"{source}gate_up_proj", f"{target}gate_up_proj.weight"))
+        size = config.experts.intermediate_size
+        into = (f"{target}gate_proj.weight", f"{target}up_proj.weight")
+        # Published files join the two, gate rows first.
+        rules.append(Split(f"{source}gate_up_proj", into, (size, size), axis=1))
         rules.append(Rename(f"{source}down_proj", f"{target}down_proj.weight"))
         rules += [
             Stack(f"{source}{{}}.{name}.{part}", f"{target}{name}.{part}", config.experts.count)
@@ -188,14 +188,9 @@ def _fusions(config: Qwen35Config, mapped: Mapping[str, TensorInfo]) -> tuple[Ru
     for index in range(config.layers):
         mixer = f"{TEXT}layers.{index}.linear_attn."
         rules += fuse_rows([f"{mixer}{name}" for name in IN_PROJECTIONS], f"{mixer}in_proj", mapped)
-        for block in ("shared_expert.", "switch_mlp."):
-            path = f"{TEXT}layers.{index}.mlp.{block}"
-            parts = [f"{path}gate_proj", f"{path}up_proj"]
-            joined = fuse_rows(parts, f"{path}gate_up_proj", mapped)
-            # A stack of experts has its output rows on the axis after the expert's.
-            rules += [
-                attrs.evolve(rule, axis=-2 if block == "switch_mlp." else 0) for rule in joined
-            ]
+        shared = f"{TEXT}layers.{index}.mlp.shared_expert."
+        parts = [f"{shared}gate_proj", f"{shared}up_proj"]
+        rules += fuse_rows(parts, f"{shared}gate_up_proj", mapped)
     return tuple(rules)
 
 
