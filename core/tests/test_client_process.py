@@ -120,6 +120,8 @@ def test_client_in_a_forked_child_is_refused_and_the_parent_goes_on(path: Path) 
 def test_interrupt_while_waiting_cancels_and_leaves_the_client_usable(path: Path) -> None:
     source = """
         import os, signal, time
+        # A parent that ignores interrupts (a shell's background job) hands that on.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         client = Client.load(path, plugins=plugins)
         running = threading.Event()
         def interrupt():
