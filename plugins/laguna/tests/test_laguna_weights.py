@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -178,9 +179,11 @@ def test_plan_consumes_exactly_the_published_keys(name: str, layout: str) -> Non
     config = CheckpointConfig(SIZES[name])
     resolved = plan_weights(LagunaConfig.parse(config), infos).resolve(infos)
     assert not resolved.dropped
-    used = [leaf.key for node in resolved.targets.values() for leaf in sources(node)]
-    assert len(used) == len(set(used))
-    assert set(used) == set(infos)
+    used = {leaf.key for node in resolved.targets.values() for leaf in sources(node)}
+    assert used == set(infos)
+    # No value is lost or taken twice.
+    held = sum(math.prod(info.shape) for info in resolved.infos.values())
+    assert held == sum(map(math.prod, shapes.values()))
     assert {key: info.shape for key, info in resolved.infos.items()} == expected_tree(name)
     architecture = plugin.engine_architecture(config=config, tensors=resolved.infos)
     kinds = {type(layer) for layer in architecture.layers}
@@ -189,14 +192,15 @@ def test_plan_consumes_exactly_the_published_keys(name: str, layout: str) -> Non
 
 
 def expected_tree(name: str) -> dict[str, tuple[int, ...]]:
-    """Mapped keys with shapes: the stacked layout with q, k, v and gate, up joined."""
-    tree = shapes_of(name, "mlx fused")
+    """Mapped keys with shapes: the stacked layout, rows joined wherever experts do not own them."""
+    tree = shapes_of(name, "mlx")
     joined: dict[str, tuple[int, ...]] = {}
     for key, shape in tree.items():
         path, _, projection = key.removesuffix(".weight").rpartition(".")
         group = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj",
                  "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}  # fmt: skip
-        target = f"{path}.{group[projection]}.weight" if projection in group else key
+        fuses = projection in group and not path.endswith("switch_mlp")
+        target = f"{path}.{group[projection]}.weight" if fuses else key
         rows = joined[target][0] if target in joined else 0
         joined[target] = (rows + shape[0], *shape[1:])
     return joined
@@ -212,7 +216,6 @@ def test_overrides_map_in_every_layout(layout: str) -> None:
         f"{block}.gate": f"{block}.gate.proj",
         f"{block}.gate.proj": f"{block}.gate.proj",
         f"language_model.{block}.gate.proj": f"{block}.gate.proj",
-        f"{block}.experts.gate_up_proj": f"{block}.switch_mlp.gate_up_proj",
         f"{block}.experts.down_proj": f"{block}.switch_mlp.down_proj",
         f"{block}.experts.17.down_proj": f"{block}.switch_mlp.down_proj",
         f"{block}.switch_mlp.down_proj": f"{block}.switch_mlp.down_proj",
@@ -225,6 +228,9 @@ def test_overrides_map_in_every_layout(layout: str) -> None:
     assert {path: plan.map_path(path) for path in spellings} == {
         path: (mapped,) for path, mapped in spellings.items()
     }
+    both = (f"{block}.switch_mlp.gate_proj", f"{block}.switch_mlp.up_proj")
+    for path in (f"{block}.experts.gate_up_proj", f"{block}.switch_mlp.gate_up_proj"):
+        assert plan.map_path(path) == both
 
 
 def test_mixed_quantization_of_a_published_conversion_is_planned() -> None:
@@ -256,7 +262,7 @@ def test_mixed_quantization_of_a_published_conversion_is_planned() -> None:
     assert found.layers["model.layers.1.mlp.gate.proj"] == fine_spec
     assert found.layers["model.layers.1.self_attn.v_proj"] == fine_spec
     assert found.layers["model.layers.1.self_attn.q_proj"] == coarse
-    assert found.layers["model.layers.1.mlp.switch_mlp.gate_up_proj"] == coarse
+    assert found.layers["model.layers.1.mlp.switch_mlp.gate_proj"] == coarse
     assert found.layers["model.layers.1.mlp.switch_mlp.down_proj"] == coarse
     assert "model.layers.1.self_attn.qkv_proj" not in found.layers
     kept = plugin.engine_architecture(config=config, tensors=resolved.infos).keep_float32

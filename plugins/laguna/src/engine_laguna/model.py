@@ -142,7 +142,6 @@ class Block(Module):
             self.mlp = SparseBlock(
                 hidden,
                 config.experts,
-                fused=joined("mlp.switch_mlp.gate_up_proj"),
                 fused_shared=joined("mlp.shared_expert.gate_up_proj"),
             )
         else:

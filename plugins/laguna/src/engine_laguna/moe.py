@@ -63,23 +63,18 @@ class Router(Module):
 class SparseBlock(Module):
     """``scaling * sum_k weight_k * expert_k(x) + shared_expert(x)``."""
 
-    def __init__(
-        self, hidden_size: int, config: ExpertConfig, *, fused: bool, fused_shared: bool
-    ) -> None:
+    def __init__(self, hidden_size: int, config: ExpertConfig, *, fused_shared: bool) -> None:
         """Make the layers with placeholder parameters.
 
         Args:
             hidden_size: H.
             config: Sizes.
-            fused: Whether gate and up of the routed experts are one matrix an expert.
             fused_shared: Whether gate and up of the shared expert are one matrix.
         """
         super().__init__()
         self._scaling = config.scaling
         self.gate = Router(hidden_size, config)
-        self.switch_mlp = GatedExperts(
-            hidden_size, config.intermediate_size, config.count, fused=fused
-        )
+        self.switch_mlp = GatedExperts(hidden_size, config.intermediate_size, config.count)
         self.shared_expert = GatedMLP(
             hidden_size, config.shared_intermediate_size, fused=fused_shared
         )

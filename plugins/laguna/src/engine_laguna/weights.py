@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import attrs
-
 from engine_core.fusion import attention_fusions, fuse_rows
-from engine_core.weight_plan import Concat, Drop, Rename, Rule, Stack, WeightPlan
+from engine_core.weight_plan import Drop, Rename, Rule, Split, Stack, WeightPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -51,11 +49,14 @@ def plan_weights(config: LagunaConfig, tensors: Mapping[str, TensorInfo]) -> Wei
         # All stacks come first: a rename looks at every key, and stacks leave few of them.
         for block in blocks:
             rules += _stacks(block, config.experts.count)
-    for block in blocks:
-        rules += _names(block)
+        for block in blocks:
+            rules += _names(block)
+            rules += _splits(block, config.experts.intermediate_size)
     named = WeightPlan(rules).resolve(tensors).infos
     for block in blocks:
-        rules += _fusions(block, named)
+        shared = f"{block}.shared_expert"
+        parts = [f"{shared}.gate_proj", f"{shared}.up_proj"]
+        rules += fuse_rows(parts, f"{shared}.gate_up_proj", named)
     return WeightPlan((*rules, *attention_fusions(f"{BACKBONE}layers", len(config.layers), named)))
 
 
@@ -100,10 +101,9 @@ def _names(block: str) -> Iterator[Rename]:
     yield Rename(f"{block}.shared_experts.", f"{block}.shared_expert.")
 
 
-def _fusions(block: str, named: Mapping[str, TensorInfo]) -> Iterator[Concat]:
-    """Join gate and up of the experts and of the shared expert where they are stored alike."""
-    # In a stack of experts the output rows are the second axis.
-    for path, axis in ((f"{block}.switch_mlp", 1), (f"{block}.shared_expert", 0)):
-        parts = [f"{path}.gate_proj", f"{path}.up_proj"]
-        for rule in fuse_rows(parts, f"{path}.gate_up_proj", named):
-            yield attrs.evolve(rule, axis=axis)
+def _splits(block: str, size: int) -> Iterator[Split]:
+    """Take joined gate and up of the experts apart, gate rows first."""
+    for parameter in PARAMETERS:
+        into = [f"{block}.switch_mlp.{name}.{parameter}" for name in PROJECTIONS[:2]]
+        # In a stack of experts the output rows are the second axis.
+        yield Split(f"{block}.switch_mlp.gate_up_proj.{parameter}", into, (size, size), axis=1)
