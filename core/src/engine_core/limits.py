@@ -62,6 +62,13 @@ class Limits:
     tool_schemas_total_bytes: int = 8 * MIB
     arguments_bytes: int = MIB
     arguments_total_bytes: int = 8 * MIB
+    schema_nodes: int = 4096  # subschemas, references counted where they are used
+    schema_depth: int = 64
+    schema_choices: int = 256  # entries of one ``enum``
+    checked_nodes: int = 8192  # values in a checked instance, and visits of one check
+    checked_entries: int = 256  # entries of one container in a checked instance
+    checked_bytes: int = 64 * MIB  # text looked at in one check, each visit counted
+    reply_calls: int = 64  # accepted calls of one reply
     max_tokens: int = 1_048_576
     context_tokens: int = 16_777_216
     stop_strings: int = 64

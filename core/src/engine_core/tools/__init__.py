@@ -1,0 +1,1 @@
+"""What a reply means beyond its text: accepted tool calls and values that satisfy a schema."""
