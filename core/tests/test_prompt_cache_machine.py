@@ -32,7 +32,7 @@ KINDS = {
 }
 TEMPLATES = {"plain": TOOL_TEMPLATE, "thinking": THINKING_TEMPLATE}
 SETTINGS = settings(
-    max_examples=12,
+    max_examples=5,
     stateful_step_count=12,
     deadline=None,
     derandomize=True,

@@ -330,8 +330,10 @@ class KvCache(LayerCache):
         joined_keys = mx.concatenate(new_keys, axis=ROW_AXIS)
         joined_values = mx.concatenate(new_values, axis=ROW_AXIS)
         origin = self.offset - retain
-        if old is not None and old.origin == origin and old.may_append(self):
+        grows = old is not None and old.origin == origin and old.may_append(self)
+        if old is not None and grows and (self.window is None or not any(old.others(self))):
             # Growth only: the rows of every view are in the new buffers too, so all move along.
+            # Views of a window do not, because this one is about to leave them behind.
             old.keys, old.values = joined_keys, joined_values
             return old
         holder = _Holder(joined_keys, joined_values, origin, self.offset)

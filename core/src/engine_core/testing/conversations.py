@@ -93,6 +93,28 @@ class RequestCheck:
         committed = failed[0] if failed else len(cold.token_ids) - 1
         self.promised.store([*ids, *cold.token_ids[:committed]])
 
+    def cancel(self, messages: Sequence[Any], at: int, **options: Any) -> None:
+        """Cancel a request before its prefill completes; nothing of it is stored.
+
+        Args:
+            messages: A conversation.
+            at: Prefill reports to let pass, at most all but the last.
+            **options: Its options.
+        """
+        reports: list[int] = []
+
+        def on_progress(event: Any) -> bool:
+            if event.phase == "prefill":
+                reports.append(event.done_tokens)
+            return len(reports) <= at and event.done_tokens < event.prompt_tokens
+
+        try:
+            self.session.generate(messages, on_progress=on_progress, **options)
+        except Cancelled:
+            return
+        msg = "a request must not outlive its cancellation"
+        raise AssertionError(msg)
+
     def complete(self, ids: Sequence[int], **options: Any) -> Any:
         """Run a raw prompt; see :meth:`run`."""
         return self.run(
@@ -257,17 +279,12 @@ def chat_machine(session: Session) -> type[RuleBasedStateMachine]:
             self.run(branch, options)
 
         @precondition(lambda self: self.users)
-        @rule(which=st.integers(0, 9), text=TEXTS)
-        def cancel_prefill(self, which: int, text: str) -> None:
+        @rule(which=st.integers(0, 9), text=TEXTS, at=st.integers(0, 3))
+        def cancel_prefill(self, which: int, text: str, at: int) -> None:
             messages, options = self.users[which % len(self.users)]
-            ended = [*messages, self.answer(messages, options), {"role": "user", "content": text}]
-            try:
-                session.generate(
-                    ended, on_progress=lambda event: event.phase == "prompt", **options
-                )
-            except Cancelled:
-                return
-            raise AssertionError
+            messages += [self.answer(messages, options), {"role": "user", "content": text}]
+            self.check.cancel(messages, at, **options)
+            self.run(messages, options)
 
         @precondition(lambda self: self.users)
         @rule(which=st.integers(0, 9), at=st.integers(0, 3))
