@@ -198,7 +198,7 @@ def test_client_info_describes_what_was_loaded(client: Client, script: Scripted)
         ({"max_tokens": 0}, InvalidRequest),
         ({"tempreature": 1.0}, InvalidRequest),
         ({"speculative_tokens": 2}, CapabilityUnavailable),
-        ({"response_schema": {"type": "object"}}, CapabilityUnavailable),
+        ({"response_schema": {"type": "objekt"}}, InvalidRequest),
         ({"thinking": True}, CapabilityUnavailable),
         (
             {"tools": [{"name": "f", "parameters": {"type": "object"}}]},

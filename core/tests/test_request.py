@@ -15,6 +15,7 @@ from engine_core.request import GenerateOptions, GenerateReply, Timings, TokenLo
 OPTIONS = [
     "tools",
     "tool_choice",
+    "schema_annotations",
     "response_schema",
     "max_tokens",
     "temperature",
@@ -140,6 +141,7 @@ def test_none_means_not_given_where_an_option_can_be_off():
     nullable = [
         "tools",
         "tool_choice",
+        "schema_annotations",
         "response_schema",
         "top_k",
         "repetition_penalty",
@@ -337,3 +339,19 @@ def test_reply_defaults_say_nothing_more_than_text():
     assert (reply.reasoning, reply.tool_calls, reply.logprobs) == (None, (), None)
     assert (reply.truncated, reply.speculation, reply.structured) == (False, None, None)
     assert TokenLogprob(token_id=5, logprob=-0.5, top=((5, -0.5),)).top[0] == (5, -0.5)
+
+
+def test_schema_annotations_are_a_closed_list():
+    options = GenerateOptions.parse(schema_annotations=["format", "$schema", "format"])
+    assert options.schema_annotations == ("$schema", "format")
+    for bad in ("format", ["pattern"], [None], {"format": 1}, 3):
+        refused("schema_annotations", schema_annotations=bad)
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [("auto", ["f", "g"]), ("required", ["f", "g"]), ("none", []), ({"name": "g"}, ["g"])],
+)
+def test_tool_choice_decides_what_is_advertised(choice, expected):
+    options = GenerateOptions.parse(tools=[{"name": "f"}, {"name": "g"}], tool_choice=choice)
+    assert [tool.name for tool in options.advertised_tools] == expected

@@ -18,6 +18,7 @@ from engine_core.messages import FinishReason, Usage
 from engine_core.prompt_reuse import PromptStart
 from engine_core.reply_text import ReasoningBudget
 from engine_core.request import GenerateReply, Timings
+from engine_core.tools.outcome import judge_structured, judge_tool_choice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +69,7 @@ def answer(
     prompt = loaded.prompter.prompt(request)
     _check_ids(loaded, prompt.ids)
     close = () if options.reasoning_budget is None else loaded.prompter.reasoning_close()
-    text = loaded.prompter.reply_text(options, opens_reasoning=prompt.opens_reasoning)
+    text = loaded.prompter.reply_text(request, opens_reasoning=prompt.opens_reasoning)
     run.start(len(prompt.ids), reserved=len(close))
     with PromptStart.resolve(loaded, prompt, caches, uses_pool=options.prompt_cache) as start:
         run.cached_tokens = start.cached
@@ -96,10 +97,12 @@ def answer(
         with decoder:
             _decode(decoder, run, text, budget, close)
         outcome = decoder.outcome
+        calls = text.tool_calls
         reply = GenerateReply(
             text=text.text,
             reasoning=text.reasoning,
-            finish_reason=finish_reason(outcome.finish, has_tool_calls=False),
+            tool_calls=calls,
+            finish_reason=finish_reason(outcome.finish, has_tool_calls=bool(calls)),
             usage=Usage(
                 prompt_tokens=len(prompt.ids),
                 cached_tokens=start.cached,
@@ -108,6 +111,10 @@ def answer(
             token_ids=outcome.emitted,
             logprobs=tuple(text.logprobs) if options.logprobs else None,
             truncated=outcome.finish is FinishReason.LENGTH,
+            tool_choice=judge_tool_choice(options.tool_choice, calls, text.refusals),
+            structured=None
+            if request.response_schema is None
+            else judge_structured(text.text, request.response_schema, has_calls=bool(calls)),
             timings=Timings(
                 load_seconds=loaded.info.load_seconds,
                 prefill_seconds=prefilled - started,
@@ -212,8 +219,6 @@ def _refuse_unavailable(options: GenerateOptions) -> None:
     """Refuse what this engine cannot do for any checkpoint; nothing is ignored silently."""
     if options.speculative_tokens:
         raise CapabilityUnavailable("acceleration:mtp", "no certified draft module is loaded")
-    if options.response_schema is not None:
-        raise CapabilityUnavailable("output:schema", "constrained decoding is not built in")
 
 
 def _decode(
@@ -240,6 +245,8 @@ def _decode(
             decoder.stop(FinishReason.STOP)
         if not _deliver(run, text, segments):
             decoder.stop(FinishReason.ABORTED)
+            # A call that was complete counts; nothing further is delivered.
+            text.finish()
             return
     segments = text.finish()
     if text.is_stopped:

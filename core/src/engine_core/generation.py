@@ -21,6 +21,9 @@ from engine_core.events import Completed, Progress
 from engine_core.limits import LIMITS, Limits
 from engine_core.message_parsing import parse_messages
 from engine_core.request import GenerateOptions
+from engine_core.tool_parsing import check_declared
+from engine_core.tools.accept import Toolset
+from engine_core.tools.schema import compile_schema
 from engine_core.values import shown, text_size
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from engine_core.events import Event, Phase, Segment
     from engine_core.messages import Message
     from engine_core.request import GenerateReply
+    from engine_core.tools.schema import CompiledSchema
 
 __all__ = ["Control", "Request", "Run", "checked_token_ids"]
 
@@ -79,12 +83,16 @@ class Request:
         prompt: A conversation, raw text, or token ids.
         options: Checked options.
         is_chat: Whether the prompt is a conversation.
+        toolset: Advertised tools with executable schemas.
+        response_schema: Executable form of the response schema.
         submitted: When it was made (seconds of the monotonic clock); a deadline counts from here.
     """
 
     prompt: tuple[Message, ...] | str | tuple[int, ...]
     options: GenerateOptions
     is_chat: bool = False
+    toolset: Toolset = attrs.field(factory=Toolset)
+    response_schema: CompiledSchema | None = None
     submitted: float = attrs.field(factory=time.monotonic)
 
     @classmethod
@@ -99,10 +107,20 @@ class Request:
             The request.
 
         Raises:
-            InvalidRequest: A message or an option breaks a rule.
+            InvalidRequest: A message or an option breaks a rule, a schema cannot be executed, or
+                the conversation calls a tool that is not declared.
         """
         checked = GenerateOptions.parse(**options)
-        return cls(prompt=parse_messages(messages), options=checked, is_chat=True)
+        turns = parse_messages(messages)
+        check_declared(turns, checked.tools)
+        declared = Toolset.compile(checked.tools, annotations=checked.schema_annotations)
+        return cls(
+            prompt=turns,
+            options=checked,
+            is_chat=True,
+            toolset=declared.advertising([tool.name for tool in checked.advertised_tools]),
+            response_schema=_response_schema(checked),
+        )
 
     @classmethod
     def completion(cls, prompt: str | Sequence[int], options: Mapping[str, Any]) -> Request:
@@ -127,14 +145,29 @@ class Request:
                     hint="use generate() with messages, or leave the option out",
                 )
         if not isinstance(prompt, str):
-            return cls(prompt=checked_token_ids(prompt, "prompt"), options=checked)
+            return cls(
+                prompt=checked_token_ids(prompt, "prompt"),
+                options=checked,
+                response_schema=_response_schema(checked),
+            )
         size = text_size(prompt, "prompt", "request.prompt")
         if not 1 <= size <= LIMITS.content_bytes_per_message:
             raise InvalidRequest(
                 f"prompt: must have 1 to {LIMITS.content_bytes_per_message} bytes, got {size}",
                 code="request.prompt",
             )
-        return cls(prompt=prompt, options=checked)
+        return cls(prompt=prompt, options=checked, response_schema=_response_schema(checked))
+
+
+def _response_schema(options: GenerateOptions) -> CompiledSchema | None:
+    if options.response_schema is None:
+        return None
+    return compile_schema(
+        options.response_schema,
+        "response_schema",
+        annotations=options.schema_annotations,
+        code="request.response_schema",
+    )
 
 
 _CHAT_ONLY = ("tools", "thinking", "reasoning_budget", "template_options", "prefill")

@@ -6,7 +6,7 @@ Everything here is plain Python, so that a bad request fails before any array is
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -149,6 +149,27 @@ def stop_strings(option: str, value: object) -> tuple[str, ...]:
     if "" in value:
         refuse(option, "must be non-empty strings", "''")
     return tuple(check(option, item) for item in value)
+
+
+def members(known: Sequence[str]) -> Check:
+    """Make a check of a list of known words.
+
+    Args:
+        known: The words.
+
+    Returns:
+        The check; its result is a tuple without repetition, in the order of ``known``.
+    """
+
+    def check(option: str, value: object) -> tuple[str, ...]:
+        if not isinstance(value, (list, tuple, set, frozenset)):
+            refuse(option, "must be a list of strings", shown(value))
+        for item in value:
+            if item not in known:
+                refuse(option, f"must be out of {', '.join(known)}", shown(item))
+        return tuple(word for word in known if word in value)
+
+    return check
 
 
 def logit_bias(option: str, value: object) -> Mapping[int, float]:

@@ -20,11 +20,12 @@ from engine_core.prompt_outline import Outline
 from engine_core.reply_text import ReplyText
 from engine_core.spec import Capabilities
 from engine_core.text.reply import ReplyDecoder
+from engine_core.tools.accept import accept_calls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from engine_core.family import ReasoningMarkers
+    from engine_core.family import ReasoningMarkers, ToolSyntax
     from engine_core.generation import Request
     from engine_core.prompt_key import MediaSpan
     from engine_core.request import GenerateOptions
@@ -66,6 +67,7 @@ class Prompter:
         template_reason: Why there is no template.
         end_of_turn: Texts with which the template closes an assistant turn.
         capabilities: What rendering showed.
+        tool_syntax: How the template's calls are read, ``None`` without tools.
         template_digests: Template name -> SHA-256 (hex) of the sources in use.
     """
 
@@ -74,6 +76,7 @@ class Prompter:
     template_reason: str = ""
     end_of_turn: tuple[str, ...] = ()
     capabilities: Capabilities = attrs.field(factory=Capabilities)
+    tool_syntax: ToolSyntax | None = None
     template_digests: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
@@ -104,30 +107,42 @@ class Prompter:
         found = None if self.tokenizer is None else self.tokenizer.single_id("\n")
         return () if found is None else (found,)
 
-    def reply_text(self, options: GenerateOptions, *, opens_reasoning: bool) -> ReplyText:
+    def reply_text(self, request: Request, *, opens_reasoning: bool) -> ReplyText:
         """Start the text side of a reply.
 
         Args:
-            options: Options of the request.
+            request: The request.
             opens_reasoning: Whether the reply starts inside a reasoning span.
 
         Returns:
             Takes the emitted tokens.
 
         Raises:
-            TokenizerError: A stop text is asked for and there is no tokenizer.
+            TokenizerError: Text is to be looked at and there is no tokenizer.
         """
+        options = request.options
         if options.stop:
             self._tokenizer("a stop text")
+        if request.response_schema is not None:
+            self._tokenizer("a response schema")
         if self.tokenizer is None:
             return ReplyText(None)
+        # Markup counts only when the model was told of tools.
+        syntax = self.tool_syntax if request.toolset.tools else None
         decoder = ReplyDecoder(
             self.tokenizer,
             reasoning=self.reasoning,
+            tool_markers=() if syntax is None else syntax.markers,
+            armed=syntax is not None,
             open_reasoning=opens_reasoning,
             stops=options.stop,
         )
-        return ReplyText(decoder)
+        if syntax is None:
+            return ReplyText(decoder)
+        return ReplyText(
+            decoder,
+            lambda answer, start: accept_calls(answer, syntax, request.toolset, start=start),
+        )
 
     def reasoning_close(self) -> tuple[int, ...]:
         """Encode the text that closes a reasoning span.
@@ -175,7 +190,7 @@ class Prompter:
                 code="template.missing",
                 hint="pass template= when loading, or use complete() with raw text",
             )
-        tools = () if options.tool_choice.mode == "none" else options.tools
+        tools = options.advertised_tools
         self._check_capabilities(messages, options)
         prefill = options.prefill or ""
         shield = tokenizer.shield(messages, tools, options.template_options, prefill)
@@ -221,8 +236,7 @@ class Prompter:
             require("system_prompt", hint="put the instructions into the first user turn")
         if any(message.reasoning is not None for message in messages):
             require("reasoning_history", hint="leave the reasoning of earlier turns out")
-        advertises = bool(options.tools) and options.tool_choice.mode != "none"
-        if advertises or any(m.tool_calls or m.role == "tool" for m in messages):
+        if options.advertised_tools or any(m.tool_calls or m.role == "tool" for m in messages):
             require("tools")
         if options.thinking is not None:
             require("thinking_toggle", hint="leave thinking out")

@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING
 
 from engine_core.events import Segment, TokenKind
 from engine_core.request import TokenLogprob
+from engine_core.text.stream import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from engine_core.decode.loop import DecodeStep
+    from engine_core.messages import ToolCall
     from engine_core.text.reply import ReplyDecoder
-    from engine_core.text.stream import Piece
+    from engine_core.tools.accept import Acceptance
+
+    Accept = Callable[[str, int], Acceptance]
 
 __all__ = ["ReasoningBudget", "ReplyText"]
 
@@ -25,15 +29,22 @@ class ReplyText:
 
     Attributes:
         logprobs: One record an emitted token; a forced token was certain.
+        tool_calls: Accepted calls, known at the end.
+        refusals: Why each other proposal is no call.
     """
 
-    def __init__(self, decoder: ReplyDecoder | None) -> None:
+    def __init__(self, decoder: ReplyDecoder | None, accept: Accept | None = None) -> None:
         """Start a reply.
 
         Args:
             decoder: Turns tokens into pieces, ``None`` without a tokenizer.
+            accept: Takes the calls out of a finished answer; its second argument says how much
+                of it was delivered as text. ``None`` when no tool is advertised.
         """
         self._decoder = decoder
+        self._accept = accept
+        self.tool_calls: tuple[ToolCall, ...] = ()
+        self.refusals: tuple[str, ...] = ()
         self._last: DecodeStep | None = None
         self._texts: dict[TokenKind, list[str]] = {kind: [] for kind in TokenKind}
         self.logprobs: list[TokenLogprob] = []
@@ -77,10 +88,22 @@ class ReplyText:
     def finish(self) -> list[Segment]:
         """Take the end of the reply.
 
+        Calls are accepted now; what stands between and after them, and every refused call with
+        its markers, is text.
+
         Returns:
             What was withheld.
         """
-        return [] if self._decoder is None else self._segments(self._decoder.finish())
+        decoder = self._decoder
+        if decoder is None:
+            return []
+        pieces = decoder.finish()
+        if self._accept is not None:
+            found = self._accept(decoder.answer, len(decoder.delivered))
+            self.tool_calls, self.refusals = found.calls, found.refusals
+            held = found.text[len(decoder.delivered) :]
+            pieces += [Piece(TokenKind.TEXT, held, held)] if held else []
+        return self._segments(pieces)
 
     def record(self, segment: Segment) -> None:
         """Note a segment that is being delivered.

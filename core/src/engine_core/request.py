@@ -12,6 +12,7 @@ from engine_core import option_checks as checks
 from engine_core.errors import InvalidRequest
 from engine_core.limits import LIMITS
 from engine_core.tool_parsing import parse_tools, read_tool_name
+from engine_core.tools.schema import OPTIONAL_ANNOTATIONS
 from engine_core.values import shown
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from engine_core.events import CancelToken, Progress, Segment
     from engine_core.messages import FinishReason, ToolCall, ToolDecl, Usage
+    from engine_core.tools.outcome import StructuredResult, ToolChoiceResult
 
 __all__ = [
     "GenerateOptions",
@@ -76,6 +78,7 @@ def _cancel(option: str, value: object) -> CancelToken:
 _CHECKS: dict[str, checks.Check] = {
     "tools": lambda _, value: parse_tools(value),
     "tool_choice": checks.nullable(_tool_choice, ToolChoice()),
+    "schema_annotations": checks.nullable(checks.members(OPTIONAL_ANNOTATIONS), ()),
     "response_schema": checks.nullable(checks.json_object(LIMITS.tool_schema_bytes)),
     "max_tokens": checks.integer(1, LIMITS.max_tokens),
     "temperature": checks.number(0.0, LIMITS.temperature),
@@ -147,7 +150,10 @@ class GenerateOptions:
     Attributes:
         tools: Tools the model may call (records or OpenAI-style dicts).
         tool_choice: ``"auto"``, ``"none"``, ``"required"`` or a named function.
-        response_schema: JSON Schema that the reply must satisfy.
+        schema_annotations: Keywords of tool and response schemas that are to check nothing,
+            out of ``$schema`` and ``format``; each is refused unless it is listed here.
+        response_schema: JSON Schema that the final text is checked against. Decoding is not
+            constrained; ``reply.structured`` says whether the text satisfies it.
         max_tokens: Longest reply, 1 to 1,048,576 tokens.
         temperature: 0 (greedy) to 2.
         top_p: Nucleus mass, 0 to 1; 1 is off.
@@ -182,6 +188,7 @@ class GenerateOptions:
 
     tools: tuple[ToolDecl, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
+    schema_annotations: tuple[str, ...] = ()
     response_schema: Mapping[str, Any] | None = None
     max_tokens: int = 256
     temperature: float = 0.0
@@ -232,6 +239,14 @@ class GenerateOptions:
             if name not in _CHECKS:
                 raise _unknown_option(name)
         return cls(**options)
+
+    @property
+    def advertised_tools(self) -> tuple[ToolDecl, ...]:
+        """The declared tools that the model is told about."""
+        if self.tool_choice.mode == "none":
+            return ()
+        named = self.tool_choice.name
+        return tuple(tool for tool in self.tools if named is None or tool.name == named)
 
     def __attrs_post_init__(self) -> None:
         """Refuse options that contradict each other."""
@@ -359,7 +374,8 @@ class GenerateReply:
         logprobs: One record an emitted token, ``None`` when not asked for.
         truncated: Whether the token budget cut it.
         timings: Measured times.
-        structured: The parsed JSON value when a response schema was given.
+        tool_choice: Whether a required or named call was made, ``None`` when none was asked for.
+        structured: The text as JSON against the response schema, ``None`` without one.
     """
 
     text: str
@@ -372,4 +388,5 @@ class GenerateReply:
     logprobs: tuple[TokenLogprob, ...] | None = None
     truncated: bool = False
     timings: Timings = Timings()
-    structured: Any = None
+    tool_choice: ToolChoiceResult | None = None
+    structured: StructuredResult | None = None

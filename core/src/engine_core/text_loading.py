@@ -37,6 +37,7 @@ _PROBED: Final = {
     "chat": CHAT,
     "translation": TRANSLATION,
     "system_prompt": SYSTEM_PROMPT,
+    "tools": TOOLS,
     "reasoning_history": REASONING_HISTORY,
     "thinking_toggle": THINKING_TOGGLE,
 }
@@ -76,11 +77,13 @@ def load_prompter(
     if sources is None:
         return Prompter(tokenizer=tokenizer, template_reason=reason)
     template, report = probe_template(sources, dialects, syntaxes, limits)
+    syntax = next((one for one in syntaxes if one.name == report.tool_syntax), None)
     return Prompter(
         tokenizer=tokenizer,
         template=template,
         end_of_turn=report.end_of_turn,
         capabilities=_capabilities(report),
+        tool_syntax=syntax,
         template_digests=_digests(sources),
     )
 
@@ -170,9 +173,4 @@ def _capabilities(report: ProbeReport) -> Capabilities:
         for name, capability in _PROBED.items()
         if not found[name]
     }
-    reasons["tools"] = (
-        "calls cannot be accepted yet, though the template carries them"
-        if report.supports(TOOLS)
-        else report.reason(TOOLS)
-    )
-    return Capabilities(**found, reasons=reasons)
+    return Capabilities(**found, tool_syntax=report.tool_syntax, reasons=reasons)
