@@ -14,6 +14,7 @@ from engine_core.errors import ClientClosed
 from engine_core.generation import Request, checked_token_ids
 from engine_core.lease import Lease
 from engine_core.limits import LIMITS
+from engine_core.runtime_probe import probe_request
 from engine_core.session import Session
 from engine_core.streaming import AsyncReplyStream, LoopWaker, ReplyStream, wait_for_job
 from engine_core.worker import Job, Worker
@@ -167,6 +168,20 @@ class Client:
             EngineError: The ids are invalid or the forward failed.
         """
         return self._wait(self._submit_score(token_ids))
+
+    def runtime_probe(self) -> GenerateReply:
+        """Show that the loaded model can answer: one greedy token of the smallest request.
+
+        A model that only translates gets a translation, one without template bare token ids.
+
+        Returns:
+            A reply of one token.
+
+        Raises:
+            EngineError: The model cannot run.
+        """
+        self._check_open()
+        return self._wait(self._submit_request(probe_request(self.info), None))
 
     def stream(self, messages: Sequence[Any], **options: Any) -> ReplyStream:
         """Answer a conversation event by event.

@@ -11,6 +11,7 @@ from engine_core.errors import AffinityError, ClientClosed, InvalidRequest
 from engine_core.generation import Control, Request, checked_token_ids
 from engine_core.info import PromptCacheInfo
 from engine_core.limits import LIMITS, Limits
+from engine_core.runtime_probe import probe_request
 from engine_core.values import shown
 
 if TYPE_CHECKING:
@@ -221,6 +222,17 @@ class Session:
         """
         self._owner.check()
         return self.score_ids(checked_token_ids(token_ids, "token_ids"), Control())
+
+    def runtime_probe(self) -> GenerateReply:
+        """Show that the loaded model can answer: one greedy token of the smallest request.
+
+        Returns:
+            A reply of one token.
+
+        Raises:
+            EngineError: The model cannot run.
+        """
+        return self.run(probe_request(self.info))
 
     def run(
         self,

@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         Exit code; an unusable checkpoint raises the typed error that says why.
     """
     with load_client(arguments, output) as client:
-        reply = client.complete([0], max_tokens=1, prompt_cache=False)
+        reply = client.runtime_probe()
         info = client.info
         if output.as_json:
             output.record(
