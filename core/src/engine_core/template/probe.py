@@ -344,7 +344,10 @@ class _Prober:
 
     def end_of_turn(self) -> tuple[str, ...]:
         """The dialect's end-of-turn texts with which a closed assistant turn really ends."""
-        closed = self.text([samples.user(), samples.assistant()], add_generation_prompt=False)
+        closed = None
+        for asked in (samples.user(), samples.translation("de")):
+            if closed is None:
+                closed = self.text([asked, samples.assistant()], add_generation_prompt=False)
         if closed is None:
             return ()
         text = closed.rstrip()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from engine_core.checkpoint.config import CheckpointConfig
-    from engine_core.family import TensorInfo
+    from engine_core.family import TemplateDialect, TensorInfo, ToolSyntax
     from engine_core.step import BuildContext, CausalLM
 
 HEAD = "language_model.lm_head.weight"
@@ -33,10 +33,27 @@ def engine_families() -> Iterable[FamilyInfo]:
             name="gemma3",
             model_types={"gemma3", "gemma3_text"},
             architectures={"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"},
-            dialects=("chatml",),
+            dialects=("gemma3", "chatml"),
+            tool_syntaxes=("function_gemma",),
             text_only=False,
         )
     ]
+
+
+@hookimpl
+def engine_template_dialects() -> Iterable[TemplateDialect]:
+    """Contribute the dialect of the published templates."""
+    from engine_gemma3.template import GEMMA3_DIALECT
+
+    return [GEMMA3_DIALECT]
+
+
+@hookimpl
+def engine_tool_syntaxes() -> Iterable[ToolSyntax]:
+    """Contribute the syntax of FunctionGemma."""
+    from engine_gemma3.tools import FUNCTION_GEMMA
+
+    return [FUNCTION_GEMMA]
 
 
 @hookimpl

@@ -12,11 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from engine_core.checkpoint.config import CheckpointConfig
-    from engine_core.family import LayerSpec, TensorInfo, WeightPlan
+    from engine_core.family import LayerSpec, TensorInfo, ToolSyntax, WeightPlan
     from engine_core.step import BuildContext, CausalLM
     from engine_llama.config import LlamaConfig
 
-__all__ = ["engine_architecture", "engine_families", "engine_weight_plan"]
+__all__ = [
+    "engine_architecture",
+    "engine_families",
+    "engine_tool_syntaxes",
+    "engine_weight_plan",
+]
 
 # Turn ends of the third generation; early files of it configure the end of text only.
 TURN_ENDS = ("<|eot_id|>", "<|eom_id|>")
@@ -30,8 +35,17 @@ def engine_families() -> Iterable[FamilyInfo]:
             name="llama",
             model_types=frozenset({"llama"}),
             architectures=frozenset({"LlamaForCausalLM", "LlamaModel"}),
+            tool_syntaxes=("llama_json",),
         ),
     )
+
+
+@hookimpl
+def engine_tool_syntaxes() -> Iterable[ToolSyntax]:
+    """Contribute the syntax of replies that are one JSON object."""
+    from engine_llama.tools import LLAMA_JSON
+
+    return (LLAMA_JSON,)
 
 
 @hookimpl
