@@ -190,7 +190,7 @@ def test_pool_boundary_is_never_given_up_for_a_reply(kind):
     pool.store([*run(20), 7, 8], REPLY)
     assert pool.info.boundaries == 1
     assert pool.info.entries == 2
-    pool.pool.publish("model", PromptKey(tuple(run(20))), pool.new_caches(), OPENING)
+    pool.pool.publish("model", PromptKey(tuple(run(20))), caches, OPENING)
     assert {entry.kind for entry in pool.pool._entries()} == {OPENING, REPLY}
     assert pool.length([*run(20), 9]) == 20
 
@@ -447,6 +447,18 @@ def test_pool_without_ttl_keeps_entries_for_ever():
 
 
 # Failures.
+
+
+@ANY_KIND
+def test_pool_caches_of_another_length_are_refused(kind):
+    pool = Pool(kind)
+    caches = pool.new_caches()
+    feed(caches, run(20))
+    for ids in (run(19), run(21), []):
+        with pytest.raises(CacheError) as caught:
+            pool.pool.publish("model", PromptKey(tuple(ids)), caches, REPLY)
+        assert caught.value.code == "cache.key"
+    assert pool.stored == []
 
 
 @ANY_KIND

@@ -24,7 +24,7 @@ from engine_core.cache.base import (
 from engine_core.cache.pool_budget import Ledger
 from engine_core.cache.pool_entry import Entry, EntryKind
 from engine_core.cache.pool_tree import PrefixTree
-from engine_core.errors import BackendError
+from engine_core.errors import BackendError, CacheError
 from engine_core.info import PromptCacheInfo
 from engine_core.limits import LIMITS, Limits
 from engine_core.option_checks import integer, nullable, number
@@ -142,7 +142,17 @@ class PromptPool:
         Returns:
             Whether the prefix is stored now. It is not when it is larger than the whole budget or
             the device could not copy its state.
+
+        Raises:
+            CacheError: A layer does not hold exactly the prefix.
         """
+        offsets = {cache.offset for cache in caches}
+        if offsets != {len(key.ids)} or not key.ids:
+            raise CacheError(
+                f"prompt cache: every layer must hold the {len(key.ids)} tokens of the prefix, "
+                f"got {sorted(offsets)}",
+                code="cache.key",
+            )
         tree = self._trees.setdefault(fingerprint, PrefixTree())
         node = tree.place(key.symbols())
         if node.entry is not None:

@@ -99,6 +99,9 @@ def _feed(
             running = end_mark
         else:
             evaluate(*cache_arrays(caches))
+        # Not computed, it refers to the keys and values it would be computed from, and the next
+        # append would have to copy them.
+        del hidden
         if on_chunk is not None:
             on_chunk(done, total)
     return outputs
