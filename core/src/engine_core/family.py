@@ -314,7 +314,12 @@ class Typed:
 
 
 class ToolSyntax(Protocol):
-    """A tool-call markup: where it starts and ends, and how to read a completed text."""
+    """A tool-call markup: where it starts and ends, and how to read a completed text.
+
+    A syntax may also have ``delimiters: tuple[str, ...]``, texts inside calls that stay part of the
+    reply while tools are advertised even when a tokenizer declares them special (and would hide
+    them).
+    """
 
     @property
     def name(self) -> str:

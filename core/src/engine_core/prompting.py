@@ -134,6 +134,7 @@ class Prompter:
             reasoning=self.reasoning,
             tool_markers=() if syntax is None else syntax.markers,
             armed=syntax is not None,
+            delimiters=getattr(syntax, "delimiters", ()),
             open_reasoning=opens_reasoning,
             stops=options.stop,
         )

@@ -37,6 +37,7 @@ class ReplyDecoder:
         reasoning: ReasoningMarkers | None = None,
         tool_markers: Sequence[tuple[str, str]] = (),
         armed: bool = False,
+        delimiters: Sequence[str] = (),
         open_reasoning: bool = False,
         stops: Iterable[str] = (),
     ) -> None:
@@ -47,11 +48,13 @@ class ReplyDecoder:
             reasoning: Markers of reasoning spans.
             tool_markers: ``(open, close)`` pairs of tool calls.
             armed: Whether tools were advertised.
+            delimiters: Texts inside calls that must not be hidden, with ``armed``.
             open_reasoning: Whether the prompt ended inside a reasoning span.
             stops: Stop strings.
         """
         markers = [] if reasoning is None else [reasoning.open, reasoning.close]
-        markers += [marker for pair in tool_markers for marker in pair] if armed else []
+        if armed:
+            markers += [*(marker for pair in tool_markers for marker in pair), *delimiters]
         self._detokenizer = Detokenizer(tokenizer, keep=tokenizer.marker_ids(markers))
         self._classifier = StreamClassifier(
             reasoning=reasoning,

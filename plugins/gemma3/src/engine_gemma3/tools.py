@@ -46,6 +46,7 @@ class FunctionGemmaSyntax:
 
     name: ClassVar[str] = "function_gemma"
     markers: ClassVar[tuple[tuple[str, str], ...]] = ((OPEN, CLOSE),)
+    delimiters: ClassVar[tuple[str, ...]] = (DELIMITER,)
     probe_rounds: ClassVar[int] = 2
 
     def parse(self, text: str, tools: Sequence[ToolDecl]) -> tuple[Proposal, ...]:  # noqa: ARG002 - core types bare values
