@@ -305,9 +305,11 @@ def test_cancelled_decode_keeps_the_boundary_and_no_reply(any_session: Session) 
             messages, on_progress=lambda event: event.phase != "decode", max_tokens=9
         )
     lengths = sorted(entry.length for entry in any_session._ready().pool._entries())
-    assert len(lengths) == 2  # the system block and the conversation
+    # The system block and the conversation, or the whole prompt where it can be rewound.
+    rewinds = all(cache.spare_rows is None for cache in any_session.new_caches())
+    assert len(lengths) == (1 if rewinds else 2)
     reply = any_session.generate(messages, max_tokens=4)
-    assert reply.usage.cached_tokens >= lengths[-1]
+    assert reply.usage.cached_tokens == lengths[-1] - rewinds
     assert reply.token_ids == cold(any_session, messages, max_tokens=4)
 
 

@@ -171,11 +171,17 @@ class PromptStart:
     def _boundaries(self) -> dict[int, EntryKind]:
         """Say after which parts of the prompt its state is worth keeping."""
         key, outline = self._prompt.key, self._prompt.outline
-        last = len(key.ids) - 1
-        # A raw prompt says nothing of itself: sent again, or continued, all of it can be reused.
-        wanted = {min(last, last if outline is None else outline.transcript()): EntryKind.BOUNDARY}
-        if outline is not None and not self._continues:
-            wanted[min(last, outline.opening())] = EntryKind.OPENING
+        whole = len(key.ids)
+        if not self._must_stop(0):
+            # The whole prompt serves whatever begins like it, its opening block for instance.
+            wanted = {whole: EntryKind.BOUNDARY}
+        elif outline is None:
+            # Sent again or continued, all of a raw prompt can be used but its last token.
+            wanted = {whole - 1: EntryKind.BOUNDARY}
+        else:
+            wanted = {min(outline.transcript(), whole - 1): EntryKind.BOUNDARY}
+            if not self._continues:
+                wanted[min(outline.opening(), whole - 1)] = EntryKind.OPENING
         return {
             length: kind
             for length, kind in wanted.items()
