@@ -193,14 +193,16 @@ class GatedExperts(Module):
         Returns:
             ``[B, L, H]``.
         """
-        tokens = x.reshape(-1, x.shape[-1])
+        # The axis of one row is there before rows are gathered: added afterwards, its stride makes
+        # a CPU multiply as if the row were transposed, which takes three times as long.
+        tokens = x.reshape(-1, 1, x.shape[-1])
         chosen, count = experts.reshape(-1), experts.shape[-1]
         ordered = chosen.size >= ORDER_FROM
         if ordered:
             order = mx.argsort(chosen)
-            chosen, rows = chosen[order], tokens[order // count][:, None]
+            chosen, rows = chosen[order], tokens[order // count]
         else:
-            rows = mx.repeat(tokens, count, axis=0)[:, None]
+            rows = mx.repeat(tokens, count, axis=0)
         gate = self.gate_proj(rows, chosen, ordered=ordered)
         up = self.up_proj(rows, chosen, ordered=ordered)
         out = self.down_proj(self._activation(gate) * up, chosen, ordered=ordered)
