@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from engine_core.generation import Request
     from engine_core.prompt_key import MediaSpan
     from engine_core.request import GenerateOptions
+    from engine_core.template.probe import ProbeReport
     from engine_core.template.render import ChatTemplate
     from engine_core.text.tokenizer import Tokenizer
 
@@ -68,6 +69,7 @@ class Prompter:
         end_of_turn: Texts with which the template closes an assistant turn.
         capabilities: What rendering showed.
         tool_syntax: How the template's calls are read, ``None`` without tools.
+        report: What the probe showed, ``None`` without a template.
         template_digests: Template name -> SHA-256 (hex) of the sources in use.
     """
 
@@ -77,6 +79,7 @@ class Prompter:
     end_of_turn: tuple[str, ...] = ()
     capabilities: Capabilities = attrs.field(factory=Capabilities)
     tool_syntax: ToolSyntax | None = None
+    report: ProbeReport | None = None
     template_digests: Mapping[str, str] = attrs.field(factory=dict)
 
     @property

@@ -84,6 +84,7 @@ def load_prompter(
         end_of_turn=report.end_of_turn,
         capabilities=_capabilities(report),
         tool_syntax=syntax,
+        report=report,
         template_digests=_digests(sources),
     )
 

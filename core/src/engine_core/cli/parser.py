@@ -117,6 +117,13 @@ def build_parser() -> argparse.ArgumentParser:
     inspect.add_argument("--backend", action="store_true", help="describe the MLX backend")
     inspect.add_argument("--tensors", action="store_true", help="list every tensor")
 
+    probe = add("probe", "probe", "show what a checkpoint's chat template can do, and why")
+    probe.add_argument("model", metavar="DIR", help="checkpoint directory")
+    probe.add_argument("--family", help="owner of the checkpoint when two plugins claim it")
+    probe.add_argument(
+        "--no-plugin", action="append", default=[], metavar="NAME", help="do not load this plugin"
+    )
+
     verify = add("verify", "verify", "load a checkpoint completely and run one token")
     _add_model(verify, positional=True)
 
