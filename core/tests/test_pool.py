@@ -371,11 +371,11 @@ def test_pool_oversize_entry_is_refused_before_anything_is_evicted(kind):
     pool.store(run(10, start=2000))
     assert pool.info.entries == 2
     if kind in {"sliding", "recurrent"}:
-        pool.pool._budget = small // 2
+        pool.pool.budget_bytes = small // 2
         caches = pool.new_caches()
         feed(caches, run(5000))
         assert not pool.pool.publish("model", PromptKey(tuple(run(5000))), caches, REPLY)
-        pool.pool._budget = 2 * small
+        pool.pool.budget_bytes = 2 * small
         pool.pool.settle()
     else:
         assert pool.store(run(5000), REPLY)[1] is False

@@ -183,6 +183,54 @@ class Client:
         self._check_open()
         return self._wait(self._submit_request(probe_request(self.info), None))
 
+    def save_cache(
+        self,
+        path: str | os.PathLike[str],
+        messages: Sequence[Any] | None = None,
+        *,
+        prompt: str | Sequence[int] | None = None,
+        **options: Any,
+    ) -> int:
+        """Save the stored prefix that a request would start from, for a later process.
+
+        Args:
+            path: File to write (safetensors); it holds the conversation's state and token ids.
+            messages: The conversation, or
+            prompt: the raw prompt; exactly one of the two.
+            **options: Options of the request as far as its prompt depends on them.
+
+        Returns:
+            Tokens saved.
+
+        Raises:
+            CacheError: Nothing of the prompt is stored, or the file cannot be written.
+            EngineError: The request is invalid.
+        """
+        self._check_open()
+        request = Request.either(messages, prompt, options)
+        return self._wait(
+            self._lease.submit(self._jobs, lambda session, _: session.save_prefix(request, path))
+        )
+
+    def load_cache(self, path: str | os.PathLike[str]) -> int:
+        """Load what :meth:`save_cache` wrote, so that requests can start from it.
+
+        Load only files of your own: what is in one decides what the model believes to have read.
+
+        Args:
+            path: The file; it must have been written with the same model.
+
+        Returns:
+            Tokens loaded.
+
+        Raises:
+            CacheError: The file is damaged, of another model, or too large for the pool.
+        """
+        self._check_open()
+        return self._wait(
+            self._lease.submit(self._jobs, lambda session, _: session.load_cache(path))
+        )
+
     def stream(self, messages: Sequence[Any], **options: Any) -> ReplyStream:
         """Answer a conversation event by event.
 

@@ -158,6 +158,36 @@ class Request:
             )
         return cls(prompt=prompt, options=checked, response_schema=_response_schema(checked))
 
+    @classmethod
+    def either(
+        cls,
+        messages: Sequence[Any] | None,
+        prompt: str | Sequence[int] | None,
+        options: Mapping[str, Any],
+    ) -> Request:
+        """Check a conversation or a raw prompt, whichever is given.
+
+        Args:
+            messages: A conversation.
+            prompt: Text or token ids.
+            options: Options by name.
+
+        Returns:
+            The request.
+
+        Raises:
+            InvalidRequest: Not exactly one is given, or it breaks a rule.
+        """
+        if messages is not None and prompt is None:
+            return cls.chat(messages, options)
+        if prompt is not None and messages is None:
+            return cls.completion(prompt, options)
+        raise InvalidRequest(
+            "request: exactly one of messages and prompt must be given, got "
+            + ("neither" if prompt is None else "both"),
+            code="request.prompt",
+        )
+
 
 def _response_schema(options: GenerateOptions) -> CompiledSchema | None:
     if options.response_schema is None:

@@ -279,6 +279,66 @@ class Session:
         with self._busy():
             return score_tokens(loaded, token_ids, control)
 
+    def save_cache(
+        self,
+        path: str | os.PathLike[str],
+        messages: Sequence[Any] | None = None,
+        *,
+        prompt: str | Sequence[int] | None = None,
+        **options: Any,
+    ) -> int:
+        """Save the stored prefix that a request would start from, for a later process.
+
+        Args:
+            path: File to write (safetensors); it holds the conversation's state and token ids.
+            messages: The conversation, or
+            prompt: the raw prompt; exactly one of the two.
+            **options: Options of the request as far as its prompt depends on them.
+
+        Returns:
+            Tokens saved.
+
+        Raises:
+            CacheError: Nothing of the prompt is stored, or the file cannot be written.
+            EngineError: The request is invalid.
+        """
+        return self.save_prefix(Request.either(messages, prompt, options), path)
+
+    def save_prefix(self, request: Request, path: str | os.PathLike[str]) -> int:
+        """Save for a checked request; what :meth:`save_cache` and a client's worker share.
+
+        Args:
+            request: The request; it is not run.
+            path: As for :meth:`save_cache`.
+
+        Returns:
+            Tokens saved.
+
+        Raises:
+            EngineError: As :meth:`save_cache`.
+        """
+        from engine_core.prompt_saving import save_prefix
+
+        return save_prefix(self._ready(), request, path)
+
+    def load_cache(self, path: str | os.PathLike[str]) -> int:
+        """Load what :meth:`save_cache` wrote, so that requests can start from it.
+
+        Load only files of your own: what is in one decides what the model believes to have read.
+
+        Args:
+            path: The file; it must have been written with the same model.
+
+        Returns:
+            Tokens loaded.
+
+        Raises:
+            CacheError: The file is damaged, of another model, or too large for the pool.
+        """
+        from engine_core.prompt_saving import load_prefix
+
+        return load_prefix(self._ready(), path)
+
     def close(self) -> None:
         """Drop the model on this thread; idempotent.
 

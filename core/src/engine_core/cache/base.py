@@ -13,13 +13,14 @@ from engine_core.errors import CacheError
 from engine_core.limits import LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import mlx.core as mx
 
 __all__ = [
     "LayerCache",
     "Mark",
+    "StateShape",
     "cache_arrays",
     "cache_nbytes",
     "detach_caches",
@@ -31,6 +32,19 @@ __all__ = [
 ]
 
 KEEP_ROWS = LIMITS.keep_rows
+
+
+@attrs.frozen
+class StateShape:
+    """Shape and dtype of one array of a state.
+
+    Attributes:
+        shape: Sizes.
+        dtype: MLX dtype.
+    """
+
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
 
 
 @attrs.frozen(eq=False)
@@ -99,6 +113,28 @@ class LayerCache(ABC):
         """Become empty and let go of all memory, whoever else still refers to this object.
 
         Every mark becomes invalid.
+        """
+
+    @abstractmethod
+    def state(self) -> dict[str, mx.array]:
+        """Give the arrays of the state alone by name, not evaluated."""
+
+    @abstractmethod
+    def accepts(self, length: int, shapes: Mapping[str, StateShape]) -> bool:
+        """Whether arrays like these can be the state after so many tokens.
+
+        Args:
+            length: Tokens fed.
+            shapes: Name -> shape and dtype.
+        """
+
+    @abstractmethod
+    def restore(self, length: int, state: Mapping[str, mx.array]) -> None:
+        """Become what :meth:`state` described; every mark becomes invalid.
+
+        Args:
+            length: Tokens fed.
+            state: Arrays whose shapes this cache accepts.
         """
 
     @property

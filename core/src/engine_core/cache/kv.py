@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine_core.backend import evaluate
-from engine_core.cache.base import KEEP_ROWS, LayerCache, Mark
+from engine_core.cache.base import KEEP_ROWS, LayerCache, Mark, StateShape
 from engine_core.cache.detach import fresh_copy
 from engine_core.errors import CacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 __all__ = ["KvCache"]
 
@@ -233,6 +233,41 @@ class KvCache(LayerCache):
         self._holder = None
         self.offset = self._last_start = 0
         self._marks.clear()
+
+    def state(self) -> dict[str, mx.array]:
+        """Give the rows up to the offset that a view of its own would hold."""
+        holder = self._holder
+        if holder is None:
+            return {}
+        stop = self.offset - holder.origin
+        first = stop - self._retained(self.offset)
+        return {
+            "keys": holder.keys[:, :, first:stop],
+            "values": holder.values[:, :, first:stop],
+        }
+
+    def accepts(self, length: int, shapes: Mapping[str, StateShape]) -> bool:
+        """Whether these are keys and values of all rows that the next query may see."""
+        keys = shapes.get("keys")
+        if keys is None or len(keys.shape) != 4:
+            return False
+        rows = keys.shape[ROW_AXIS]
+        head = (self.batch, self.kv_heads, rows)
+        least = most = length
+        if self.window is not None:
+            least = min(length, max(self.window - 1, 1))
+            most = min(length, self.window - 1 + KEEP_ROWS)
+        return 0 < least <= rows <= most and dict(shapes) == {
+            "keys": StateShape((*head, self.head_dim), self.dtype),
+            "values": StateShape((*head, self.value_dim), self.dtype),
+        }
+
+    def restore(self, length: int, state: Mapping[str, mx.array]) -> None:
+        """Take the rows over."""
+        self.reset()
+        self.offset = self._last_start = length
+        keys, values = state["keys"], state["values"]
+        self._move_to(_Holder(keys, values, length - keys.shape[ROW_AXIS], length))
 
     @property
     def earliest(self) -> int:

@@ -60,6 +60,9 @@ class PromptPool:
     """Stored prefixes of one session, bounded in bytes; only its thread may use it.
 
     The budget holds between requests: while one runs, entries may share the buffers it fills.
+
+    Attributes:
+        budget_bytes: Bound on the bytes that all entries hold.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class PromptPool:
             max_entries: Bound on the number of entries.
             clock: Seconds.
         """
-        self._budget = budget_bytes
+        self.budget_bytes = budget_bytes
         self._ttl = ttl_seconds
         self._max_entries = max_entries
         self._clock = clock
@@ -160,7 +163,7 @@ class PromptPool:
             node.entry.kind = max(node.entry.kind, kind)
             self._touch(node.entry, node.depth)
             return True
-        if sum(cache.state_nbytes() for cache in distinct_caches(caches)) > self._budget:
+        if sum(cache.state_nbytes() for cache in distinct_caches(caches)) > self.budget_bytes:
             self._refused += 1
             tree.remove(node)
             return False
@@ -186,13 +189,13 @@ class PromptPool:
         entries = self._entries()
         ledger = Ledger(entries)
         for entry in sorted(entries, key=lambda one: one.length, reverse=True):
-            if ledger.size(entry) > self._budget:
+            if ledger.size(entry) > self.budget_bytes:
                 ledger.remove(entry)
                 self._unlink(entry)
                 entries.remove(entry)
                 self._refused += 1
         entries.sort(key=lambda one: one.order, reverse=True)
-        while entries and (ledger.total > self._budget or len(entries) > self._max_entries):
+        while entries and (ledger.total > self.budget_bytes or len(entries) > self._max_entries):
             entry = entries.pop()
             ledger.remove(entry)
             self._unlink(entry)
@@ -232,7 +235,7 @@ class PromptPool:
             entries=len(entries),
             boundaries=sum(entry.kind >= EntryKind.BOUNDARY for entry in entries),
             bytes=self._bytes,
-            budget_bytes=self._budget,
+            budget_bytes=self.budget_bytes,
             ttl_seconds=self._ttl,
             hits=self._hits,
             misses=self._misses,

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import attrs
 import mlx.core as mx
 
-from engine_core.cache.base import KEEP_ROWS, LayerCache, Mark
+from engine_core.cache.base import KEEP_ROWS, LayerCache, Mark, StateShape
 from engine_core.cache.detach import fresh_copy
 from engine_core.errors import CacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["RecurrentCache", "Replay"]
 
@@ -112,6 +112,23 @@ class RecurrentCache(LayerCache):
         self.offset = self._last_start = 0
         self._marks.clear()
         self._tape = []
+
+    def state(self) -> dict[str, mx.array]:
+        """Give the slots by number."""
+        return {f"slots.{index}": slot for index, slot in enumerate(self.slots)}
+
+    def accepts(self, length: int, shapes: Mapping[str, StateShape]) -> bool:
+        """Whether these are the declared slots."""
+        declared = zip(self._shapes, self._dtypes, strict=True)
+        return length > 0 and dict(shapes) == {
+            f"slots.{index}": StateShape(*one) for index, one in enumerate(declared)
+        }
+
+    def restore(self, length: int, state: Mapping[str, mx.array]) -> None:
+        """Take the slots over."""
+        self.reset()
+        self.slots = tuple(state[f"slots.{index}"] for index in range(len(self._shapes)))
+        self.offset = self._last_start = length
 
     @property
     def earliest(self) -> int:

@@ -1,0 +1,93 @@
+"""Stored prefixes that outlive the process: saved to a file, loaded into the pool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine_core.cache.pool_entry import EntryKind
+from engine_core.cache.pool_file import read_prefix, write_prefix
+from engine_core.errors import CacheError
+
+if TYPE_CHECKING:
+    import os
+
+    from engine_core.cache.pool import PromptPool
+    from engine_core.generation import Request
+    from engine_core.loading import Loaded
+
+__all__ = ["load_prefix", "save_prefix"]
+
+
+def save_prefix(loaded: Loaded, request: Request, path: str | os.PathLike[str]) -> int:
+    """Save what a request would start from.
+
+    Args:
+        loaded: The model and what belongs to it.
+        request: The request; it is not run.
+        path: File to write.
+
+    Returns:
+        Tokens saved.
+
+    Raises:
+        CacheError: Nothing of its prompt is stored (``cache.not_stored``), or the file cannot be
+            written (``cache.file``).
+        EngineError: The request cannot be rendered.
+    """
+    key = loaded.prompter.prompt(request).key
+    found = _pool(loaded).peek(loaded.spec.fingerprint, key)
+    if found is None:
+        raise CacheError(
+            f"prompt cache: a prefix of the {len(key.ids)} tokens must be stored, got none",
+            code="cache.not_stored",
+            hint="run a request with this prompt first",
+        )
+    prefix, hit = found
+    write_prefix(path, loaded.spec.fingerprint, prefix, hit.caches)
+    return hit.length
+
+
+def load_prefix(loaded: Loaded, path: str | os.PathLike[str]) -> int:
+    """Load a saved prefix into the pool.
+
+    Args:
+        loaded: The model and what belongs to it.
+        path: The file.
+
+    Returns:
+        Tokens loaded.
+
+    Raises:
+        CacheError: The file is unusable (``cache.file``), of another model
+            (``cache.other_model``) or too large for the pool (``cache.too_large``).
+    """
+    pool = _pool(loaded)
+    caches = loaded.new_caches()
+    key = read_prefix(
+        path,
+        loaded.spec.fingerprint,
+        caches,
+        budget_bytes=pool.budget_bytes,
+        vocab_size=loaded.spec.answers.architecture.vocab_size,
+        limits=loaded.limits,
+    )
+    pool.publish(loaded.spec.fingerprint, key, caches, EntryKind.BOUNDARY)
+    pool.settle()
+    found = pool.peek(loaded.spec.fingerprint, key)
+    if found is None or found[1].length < len(key.ids):
+        raise CacheError(
+            f"prompt cache: {len(key.ids)} tokens must fit {pool.budget_bytes} bytes, got more",
+            code="cache.too_large",
+            hint="load the model with a larger prompt_cache_bytes",
+        )
+    return len(key.ids)
+
+
+def _pool(loaded: Loaded) -> PromptPool:
+    if loaded.pool is None:
+        raise CacheError(
+            "prompt cache: saving and loading need a pool, got a budget of 0 bytes",
+            code="cache.no_pool",
+            hint="load the model with prompt_cache_bytes above 0",
+        )
+    return loaded.pool
