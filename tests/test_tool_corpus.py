@@ -41,6 +41,7 @@ MARKUPS = (
         "{% for key, value in call.function.arguments.items() %}<parameter={{ key }}>\n"
         "{{ value }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
         markers=MARKERS,
+        literals={"True": True, "False": False},
     ),
     Markup(
         syntax="laguna",

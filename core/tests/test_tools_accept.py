@@ -116,6 +116,16 @@ WEATHER = ToolDecl(
 TOOLS = Toolset.compile([WEATHER, ToolDecl(name="stop")])
 
 
+def test_literals_of_a_syntax_count_where_no_string_is_allowed():
+    literals = {"True": True, "None": None}
+    assert type_text("True", frozenset({"boolean"}), literals) is True
+    assert type_text("None", frozenset({"null", "integer"}), literals) is None
+    assert type_text("True", frozenset({"boolean", "string"}), literals) == "True"
+    assert type_text("None", frozenset({"null", "string"}), literals) == "None"
+    with pytest.raises(CoercionError):
+        type_text("False", frozenset({"boolean"}), literals)
+
+
 @attrs.frozen
 class Fixed:
     """A syntax that proposes what the test says."""

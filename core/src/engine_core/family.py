@@ -316,9 +316,11 @@ class Typed:
 class ToolSyntax(Protocol):
     """A tool-call markup: where it starts and ends, and how to read a completed text.
 
-    A syntax may also have ``delimiters: tuple[str, ...]``, texts inside calls that stay part of the
-    reply while tools are advertised even when a tokenizer declares them special (and would hide
-    them).
+    A syntax may also have two optional attributes. ``delimiters: tuple[str, ...]`` are texts inside
+    calls that stay part of the reply while tools are advertised, even when a tokenizer declares
+    them special (and would hide them). ``literals: Mapping[str, Any]`` are spellings of ``true``,
+    ``false`` and ``null`` that its templates use beside those of JSON; they count only where the
+    schema allows no string.
     """
 
     @property

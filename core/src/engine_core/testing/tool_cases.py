@@ -110,7 +110,15 @@ def _refusals(markup: Markup) -> Iterator[Case]:
     yield refused("a value outside its enum", "get_weather", city="Oslo", unit="rankine")
     yield refused("yes for true", "set_flag", flag="yes")
     yield refused("1 for true", "set_flag", flag=1)
-    yield refused("True for true", "set_flag", flag=Literal("True"))
+    for word in ("True", "False"):
+        reply = markup.call("set_flag", flag=Literal(word))
+        name = f"{word} as Python writes it"
+        if word in markup.literals:
+            calls = [("set_flag", {"flag": markup.literals[word]})]
+            yield Case(name=name, reply=reply, calls=calls, text="")
+        else:
+            yield _refused(name, reply)
+    yield refused("TRUE for true", "set_flag", flag=Literal("TRUE"))
     yield refused("None for null", "set_flag", level=Literal("None"))
     yield refused("null for a number", "set_flag", level=None)
     yield refused("a text for a list", "set_flag", tags="a")

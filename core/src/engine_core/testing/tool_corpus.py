@@ -98,6 +98,7 @@ class Markup:
         render: Template text that writes the call ``call.function`` as ``write`` does.
         markers: Opening and closing marker, both empty when a call is a whole reply.
         tokens: Texts that are one token in this family's tokenizers.
+        literals: Python's spellings of literals that the syntax reads, by value.
         is_typed: Whether the markup itself tells a text from a number.
     """
 
@@ -106,6 +107,7 @@ class Markup:
     render: str
     markers: tuple[str, str] = ("", "")
     tokens: tuple[str, ...] = ()
+    literals: Mapping[str, Any] = attrs.field(factory=dict)
     is_typed: bool = False
 
     def call(self, name: str, **arguments: Any) -> str:

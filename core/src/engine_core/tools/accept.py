@@ -15,7 +15,7 @@ import attrs
 from engine_core.errors import EngineError, InvalidRequest, PluginError
 from engine_core.limits import LIMITS, Limits
 from engine_core.messages import ToolCall, ToolDecl
-from engine_core.tools.coerce import CoercionError, allowed_types, coerce_reading
+from engine_core.tools.coerce import NO_LITERALS, CoercionError, allowed_types, coerce_reading
 from engine_core.tools.schema import CompiledSchema, compile_schema
 from engine_core.tools.validation import violation
 
@@ -143,13 +143,14 @@ def accept_calls(
     calls: list[ToolCall] = []
     refusals: list[str] = []
     at = 0
+    literals = getattr(syntax, "literals", NO_LITERALS)
     for proposal in _proposals(answer, syntax, toolset):
         begin, end = proposal.span
         if not max(at, start) <= begin < end <= len(answer) or len(calls) == limits.reply_calls:
             refusals.append("a call must stand after the one before, within bounds")
             continue
         try:
-            arguments = _arguments(proposal, toolset, limits)
+            arguments = _arguments(proposal, toolset, literals, limits)
             call = ToolCall(id=new_id(), name=proposal.name, arguments=arguments)
         except EngineError as error:
             refusals.append(str(error))
@@ -175,7 +176,9 @@ def _proposals(answer: str, syntax: ToolSyntax, toolset: Toolset) -> Sequence[Pr
         ) from exc
 
 
-def _arguments(proposal: Proposal, toolset: Toolset, limits: Limits) -> Mapping[str, Any]:
+def _arguments(
+    proposal: Proposal, toolset: Toolset, literals: Mapping[str, Any], limits: Limits
+) -> Mapping[str, Any]:
     """Find the one valid reading of a proposal."""
     schema = toolset.schemas.get(proposal.name)
     if schema is None:
@@ -184,7 +187,7 @@ def _arguments(proposal: Proposal, toolset: Toolset, limits: Limits) -> Mapping[
     failure: EngineError | None = None
     for reading in proposal.readings:
         try:
-            arguments = coerce_reading(reading, schema, limits)
+            arguments = coerce_reading(reading, schema, literals, limits)
         except CoercionError as error:
             failure = error
             continue

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from engine_core.checkpoint.jsonio import parse_json
 from engine_core.errors import EngineError
@@ -26,6 +27,7 @@ __all__ = ["CoercionError", "allowed_types", "coerce_reading", "property_types",
 
 _ALL = frozenset(JSON_TYPES)
 _NULL_TEXT = "null"
+NO_LITERALS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class CoercionError(EngineError):
@@ -35,13 +37,17 @@ class CoercionError(EngineError):
 
 
 def coerce_reading(
-    reading: Mapping[str, Any], schema: CompiledSchema, limits: Limits = LIMITS
+    reading: Mapping[str, Any],
+    schema: CompiledSchema,
+    literals: Mapping[str, Any] = NO_LITERALS,
+    limits: Limits = LIMITS,
 ) -> dict[str, Any]:
     """Type the arguments of one reading.
 
     Args:
         reading: Parameter -> raw text, or a ``Typed`` JSON value, which stays as it is.
         schema: The tool's parameters.
+        literals: Further spellings of JSON literals, of the syntax.
         limits: Bounds on nesting and digits.
 
     Returns:
@@ -53,17 +59,23 @@ def coerce_reading(
     return {
         name: value.value
         if isinstance(value, Typed)
-        else type_text(value, property_types(schema.root, name), limits)
+        else type_text(value, property_types(schema.root, name), literals, limits)
         for name, value in reading.items()
     }
 
 
-def type_text(text: str, types: frozenset[str], limits: Limits = LIMITS) -> Any:
+def type_text(
+    text: str,
+    types: frozenset[str],
+    literals: Mapping[str, Any] = NO_LITERALS,
+    limits: Limits = LIMITS,
+) -> Any:
     """Type one bare text.
 
     Args:
         text: The text exactly as written.
         types: Type names that the schema allows for it.
+        literals: Further spellings of JSON literals; they count where no string is allowed.
         limits: Bounds on nesting and digits.
 
     Returns:
@@ -77,6 +89,8 @@ def type_text(text: str, types: frozenset[str], limits: Limits = LIMITS) -> Any:
         return None
     if "string" in types:
         return text
+    if text in literals:
+        return literals[text]
     try:
         return parse_json(text.encode(), "argument", limits)
     except (EngineError, UnicodeEncodeError) as exc:

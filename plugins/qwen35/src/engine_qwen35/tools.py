@@ -16,7 +16,8 @@ by the declared schema.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import attrs
 
@@ -24,7 +25,7 @@ from engine_core.family import Proposal
 from engine_core.limits import LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from engine_core.messages import ToolDecl
 
@@ -57,6 +58,10 @@ class QwenXmlSyntax:
 
     name: ClassVar[str] = "qwen_xml"
     markers: ClassVar[tuple[tuple[str, str], ...]] = ((OPEN, CLOSE),)
+    # The template writes scalars through Python's str, and a model writes what it has seen.
+    literals: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"True": True, "False": False, "None": None}
+    )
     probe_rounds: ClassVar[int] = 2
 
     def parse(self, text: str, tools: Sequence[ToolDecl]) -> tuple[Proposal, ...]:  # noqa: ARG002 - core types the values
