@@ -107,17 +107,6 @@ def cold(session: Session, messages: list[dict[str, Any]], **options: Any) -> tu
     return session.generate(messages, prompt_cache=False, **options).token_ids
 
 
-def allow_tools(session: Session) -> None:
-    """Render tools even where calls of the reply cannot be accepted."""
-    loaded = session._ready()
-    reasons = {k: v for k, v in loaded.spec.capabilities.reasons.items() if k != "tools"}
-    able = attrs.evolve(
-        loaded.prompter.capabilities, tools=True, tool_syntax="hermes", reasons=reasons
-    )
-    prompter = attrs.evolve(loaded.prompter, capabilities=able)
-    session._loaded = attrs.evolve(loaded, prompter=prompter)
-
-
 # Reuse and what is reported of it.
 
 
@@ -173,7 +162,6 @@ def test_agent_loop_reuses_more_on_every_turn(
     source = {"plain": TOOL_TEMPLATE, "thinking": THINKING_TEMPLATE}[template]
     path = write_layered_checkpoint(tmp_path / "model", KINDS[kind], chat_template=source)
     with Session.load(path, plugins=plugins) as session:
-        allow_tools(session)
         messages = [SYSTEM, user("call the tool until the world ends")]
         served, fed = [], []
         for turn in range(20):

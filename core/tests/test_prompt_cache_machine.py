@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -56,25 +55,13 @@ def session(
         tmp_path_factory.mktemp("layered"), kinds, chat_template=TEMPLATES[request.param]
     )
     with Session.load(path, plugins=Plugins.load(extra=[layered])) as loaded:
-        allow_tools(loaded)
         yield loaded
 
 
-def allow_tools(session: Session) -> None:
-    """Render tools even where calls of the reply cannot be accepted."""
-    loaded = session._ready()
-    reasons = {k: v for k, v in loaded.spec.capabilities.reasons.items() if k != "tools"}
-    able = attrs.evolve(
-        loaded.prompter.capabilities, tools=True, tool_syntax="hermes", reasons=reasons
-    )
-    prompter = attrs.evolve(loaded.prompter, capabilities=able)
-    session._loaded = attrs.evolve(loaded, prompter=prompter)
-
-
 def test_chat_random_conversations_equal_cold_runs(session: Session) -> None:
-    run_state_machine_as_test(lambda: chat_machine(session)(), settings=SETTINGS)
+    run_state_machine_as_test(chat_machine(session), settings=SETTINGS)
 
 
 def test_token_random_conversations_equal_cold_runs(session: Session) -> None:
     vocab_size = session.info.vocab_size
-    run_state_machine_as_test(lambda: token_machine(session, vocab_size)(), settings=SETTINGS)
+    run_state_machine_as_test(token_machine(session, vocab_size), settings=SETTINGS)

@@ -6,7 +6,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from engine_core.cli.generate import stream_reply
-from engine_core.cli.options import generation_options, load_client
+from engine_core.cli.options import (
+    generation_options,
+    load_client,
+    restore_cache,
+    save_cache,
+)
 from engine_core.errors import EngineError
 
 if TYPE_CHECKING:
@@ -37,6 +42,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     with load_client(
         arguments, output, extra_eos_tokens=tuple(arguments.extra_eos_token)
     ) as client:
+        restore_cache(client, arguments.prompt_cache_file, output)
         output.note(HELP)
         while (line := _ask(output)) is not None:
             if line == "q":
@@ -58,6 +64,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                 output.line()
                 answer: dict[str, Any] = {"role": "assistant", "content": reply.text}
                 messages.append(answer)
+        if len(messages) > len(opening):
+            save_cache(client, arguments.prompt_cache_file, output, messages, **options)
     return 0
 
 

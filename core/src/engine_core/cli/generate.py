@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from engine_core.cli.options import generation_options, load_client, read_prompt
+from engine_core.cli.options import (
+    generation_options,
+    load_client,
+    read_prompt,
+    restore_cache,
+    save_cache,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -101,6 +107,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     with load_client(
         arguments, output, extra_eos_tokens=tuple(arguments.extra_eos_token), **loading
     ) as client:
+        restore_cache(client, arguments.prompt_cache_file, output)
+        stored: dict[str, Any] = {"prompt": prompt}
         if arguments.ignore_chat_template:
             options.pop("template_options", None)
             options.pop("thinking", None)
@@ -114,6 +122,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                 if not output.as_json:
                     output.text(arguments.prefill_response)
             events = client.stream(messages, **options)
+            stored = {"messages": messages}
         reply = stream_reply(events, output)
         report(reply, client.info.memory.peak, output)
+        save_cache(client, arguments.prompt_cache_file, output, **stored, **options)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_core.errors import InvalidRequest
@@ -16,7 +17,14 @@ if TYPE_CHECKING:
     from engine_core.client import Client
     from engine_core.plugins import Plugins
 
-__all__ = ["generation_options", "load_client", "load_plugins", "read_prompt"]
+__all__ = [
+    "generation_options",
+    "load_client",
+    "load_plugins",
+    "read_prompt",
+    "restore_cache",
+    "save_cache",
+]
 
 
 def load_plugins(arguments: argparse.Namespace) -> Plugins:
@@ -114,3 +122,37 @@ def generation_options(arguments: argparse.Namespace) -> dict[str, Any]:
             )
         options["template_options"] = config
     return options
+
+
+def restore_cache(client: Client, path: str | None, output: Output) -> None:
+    """Load a prompt-cache file when there is one.
+
+    Args:
+        client: Client of the model it was written with.
+        path: ``--prompt-cache-file``.
+        output: Where a remark goes.
+
+    Raises:
+        CacheError: The file is damaged, of another model or too large.
+    """
+    if path is not None and Path(path).exists():
+        output.note(f"Prompt cache: {client.load_cache(path)} tokens loaded")
+
+
+def save_cache(
+    client: Client, path: str | None, output: Output, *prompt: Any, **options: Any
+) -> None:
+    """Write a prompt-cache file when one is wanted.
+
+    Args:
+        client: The client.
+        path: ``--prompt-cache-file``.
+        output: Where a remark goes.
+        *prompt: What ``Client.save_cache`` takes after the path.
+        **options: As for ``Client.save_cache``.
+
+    Raises:
+        CacheError: Nothing is stored, or the file cannot be written.
+    """
+    if path is not None:
+        output.note(f"Prompt cache: {client.save_cache(path, *prompt, **options)} tokens saved")

@@ -72,6 +72,12 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--extra-eos-token", action="append", default=[], metavar="TOKEN", help="also ends a reply"
     )
+    parser.add_argument(
+        "--prompt-cache-file",
+        metavar="FILE",
+        default=None,
+        help="start from the state in this file when it exists; save the state there at the end",
+    )
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -297,6 +297,26 @@ class FamilyConformance(ABC):
         session.complete(ids[::-1], max_tokens=8, prompt_cache=False)
         assert session.complete(ids, max_tokens=8, prompt_cache=False).token_ids == first
 
+    def test_stored_prefixes_give_the_replies_of_cold_runs(self, session: Session) -> None:
+        """Troubleshooting: a cache must hold all that later rows depend on, and nothing else."""
+        from hypothesis import HealthCheck, settings
+        from hypothesis.stateful import run_state_machine_as_test
+
+        from engine_core.testing.conversations import token_machine
+
+        machine = token_machine(session, int(self.tiny_config_section()["vocab_size"]))
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=4,
+                stateful_step_count=10,
+                deadline=None,
+                derandomize=True,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+
     def test_kit_is_complete(self) -> None:
         """Troubleshooting: override a kit test only with ``xfail(reason=...)``, delete none."""
         for name, original in vars(FamilyConformance).items():
