@@ -61,6 +61,19 @@ def test_reply_gives_exactly_the_certain_calls_and_loses_no_text(
     corpus.check(case)
 
 
+def test_tokens_that_a_tokenizer_hides_stay_part_of_a_call(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    text = MARKUP.call("get_weather", city="Oslo", note="x", days=2)
+    calls = [("get_weather", {"city": "Oslo", "note": "x", "days": 2})]
+    path = tmp_path_factory.mktemp("special")
+    with Corpus.load(path, MARKUP, are_special=True) as corpus:
+        corpus.check(Case(name="hidden", reply=f"a{text}b", calls=calls, text="ab"))
+        corpus.check(Case(name="refused", reply=f"a{text[:-1]}b"))
+        # Without tools the markup means nothing, and special tokens are hidden as always.
+        corpus.check(Case(name="off", reply=f"{OPEN}x{CLOSE}", text="x", options={"tools": []}))
+
+
 def read(text: str) -> list[tuple[str, Any]]:
     return [(one.name, *one.readings) for one in FUNCTION_GEMMA.parse(text, ())]
 

@@ -186,19 +186,22 @@ class Corpus:
     markup: Markup
 
     @classmethod
-    def load(cls, directory: Path, markup: Markup) -> Self:
+    def load(cls, directory: Path, markup: Markup, *, are_special: bool = False) -> Self:
         """Write a checkpoint and load it.
 
         Args:
             directory: Where to.
             markup: How calls are written; its plugin must be installed.
+            are_special: Whether the tokenizer declares the tokens of the markup special, so that
+                ordinary decoding hides them.
 
         Returns:
             The corpus runner.
         """
-        plain = dict.fromkeys(("<think>", "</think>", *filter(None, markup.markers)))
-        plain |= dict.fromkeys(markup.tokens)
-        playback = Playback(byte_level_tokenizer_json(extra_plain=list(plain), words=WORDS))
+        ends, thinking = ["<|im_start|>", "<|im_end|>"], ["<think>", "</think>"]
+        own = list(dict.fromkeys((*filter(None, markup.markers), *markup.tokens)))
+        special, plain = (ends + own, thinking) if are_special else (ends, thinking + own)
+        playback = Playback(byte_level_tokenizer_json(special, plain, words=WORDS))
         playback.write_checkpoint(directory, chat_template(markup))
         client = Client.load(directory, plugins=Plugins.load(extra=[playback]))
         assert client.info.capabilities.tool_syntax == markup.syntax, client.info.capabilities
