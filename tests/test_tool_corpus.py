@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
+from engine_core.plugins import Plugins
 from engine_core.testing.tool_cases import cases
-from engine_core.testing.tool_corpus import Case, Corpus, Literal, Markup
+from engine_core.testing.tool_corpus import TOOLS, Case, Corpus, Literal, Markup
+from engine_core.tool_parsing import parse_tools
+from engine_core.tools.accept import Toolset, accept_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from engine_core.family import ToolSyntax
 
 
 def spell(value: Any) -> str:
@@ -66,3 +75,58 @@ def corpus(
 def test_reply_gives_exactly_the_certain_calls_and_loses_no_text(corpus: Corpus, name: str) -> None:
     case: Case = next(case for case in cases(corpus.markup) if case.name == name)
     corpus.check(case)
+
+
+# Any text at all, in every installed syntax.
+
+DECLARED = parse_tools(TOOLS)
+TOOLSET = Toolset.compile(DECLARED)
+SCHEMAS = {tool.name: Draft202012Validator(dict(tool.parameters)) for tool in DECLARED}
+SYNTAXES = Plugins.load().tool_syntaxes()
+FRAGMENTS = (
+    *"{}[]<>:,\"'/= \n",
+    "get_weather", "run_code", "set_flag", "ping", "city", "days", "code", "Oslo", "3", "null",
+    "True", "1e999", '"name":', '"arguments":', '"parameters":', "call:", "<function=",
+    "</function>", "<parameter=", "</parameter>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+    "<escape>", '<|"|>', "<think>", "é", "🦙", "\x00",
+)  # fmt: skip
+
+
+def is_subsequence(part: str, whole: str) -> bool:
+    rest = iter(whole)
+    return all(character in rest for character in part)
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda syntax: syntax.name)
+@given(data=st.data())
+def test_any_text_gives_valid_calls_or_stays(syntax: ToolSyntax, data: st.DataObject) -> None:
+    written = [
+        markup.call(name, **arguments)
+        for markup in MARKUPS
+        if markup.syntax == syntax.name
+        for name, arguments in (("ping", {}), ("get_weather", {"city": "a", "days": 2}))
+    ]
+    markers = [marker for pair in syntax.markers for marker in pair]
+    piece = st.sampled_from([*FRAGMENTS, *markers * 3, *written * 3])
+    text = "".join(data.draw(st.lists(piece, max_size=25)))
+    found = accept_calls(text, syntax, TOOLSET)
+    removed = len(text) - len(found.text)
+    spans = [stop - start for start, stop in (one.span for one in syntax.parse(text, DECLARED))]
+    # What is missing from the text is exactly the accepted spans.
+    sizes = {sum(chosen) for chosen in combinations(spans, len(found.calls))}
+    assert removed in sizes
+    assert is_subsequence(found.text, text)
+    assert (removed > 0) == bool(found.calls)
+    for call in found.calls:
+        # The library itself, on the declared schema, not on what this engine made of it.
+        SCHEMAS[call.name].validate(json.loads(json.dumps(call.arguments)))
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda syntax: syntax.name)
+def test_hostile_texts_end_and_stay(syntax: ToolSyntax) -> None:
+    """Quadratic work on any of these would take minutes."""
+    openers = [pair[0] for pair in syntax.markers] or [""]
+    for opener in openers:
+        for junk in ("{", "[", '"', "\\", " ", "<", "<function=", "<arg_key>", "call:f{", "é"):
+            for text in (opener + junk * 100_000, (opener + junk) * 20_000):
+                assert accept_calls(text, syntax, TOOLSET).text == text

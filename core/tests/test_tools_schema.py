@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -205,12 +203,10 @@ def test_reference_beside_all_of_keeps_both():
         assert [bool(check(schema, value)) for value in (2, 4, 6)] == [True, False, True]
 
 
-def test_references_that_multiply_are_refused_quickly():
+def test_references_that_multiply_are_refused_before_they_unfold():
     definitions = {f"D{i}": {"allOf": [{"$ref": f"#/$defs/D{i + 1}"}] * 2} for i in range(60)}
-    started = time.perf_counter()
     message = refuse({"$ref": "#/$defs/D0", "$defs": {**definitions, "D60": {}}})
     assert "4096 subschemas" in message or "64 deep" in message
-    assert time.perf_counter() - started < 2
 
 
 def test_compile_bounds_nodes_and_nesting():
@@ -255,12 +251,10 @@ def test_budget_error_passes_every_applicator(keyword):
         check(schema, value)
 
 
-def test_large_texts_in_failing_branches_are_bounded_in_time():
+def test_large_texts_in_failing_branches_exhaust_the_budget():
     schema = {"anyOf": [{"type": "integer"}] * 2000}
-    started = time.perf_counter()
     with pytest.raises(ValidationBudgetError):
         check(schema, "x" * 1_000_000)
-    assert time.perf_counter() - started < 5
 
 
 @pytest.mark.parametrize(

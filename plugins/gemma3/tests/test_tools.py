@@ -152,7 +152,7 @@ def test_calls_and_openers_are_bounded() -> None:
     assert read(OPEN * 255 + call) == [("f", {})]
 
 
-def test_hostile_text_takes_linear_time() -> None:
+def test_hostile_text_ends_without_a_call() -> None:
     for text in (
         f"{OPEN}call:f{{a:<escape>" * 20_000,
         f"{OPEN}call:f{{a:" + "[" * 200_000,
