@@ -87,8 +87,8 @@ FRAGMENTS = (
     *"{}[]<>:,\"'/= \n",
     "get_weather", "run_code", "set_flag", "ping", "city", "days", "code", "Oslo", "3", "null",
     "True", "1e999", '"name":', '"arguments":', '"parameters":', "call:", "<function=",
-    "</function>", "<parameter=", "</parameter>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
-    "<escape>", '<|"|>', "<think>", "é", "🦙", "\x00",
+    "</function>", "<parameter=", "</parameter>", "<arg_key>", "</arg_key>",
+    "<arg_value>", "</arg_value>", "<escape>", '<|"|>', "<think>", "é", "🦙", "\x00",
 )  # fmt: skip
 
 
