@@ -12,6 +12,7 @@ from engine_core.kernels import KernelRegistry
 from engine_core.nn import gated_delta
 from engine_core.nn.conv import CausalConv, conv_history
 from engine_core.nn.gated_delta import (
+    CHUNK_ROWS,
     GatedDeltaRule,
     chunked_delta_rule,
     delta_rule_step,
@@ -155,7 +156,7 @@ def test_normalisation_counts_eps_once_a_vector(size: int) -> None:
 
 
 def test_prefill_graph_grows_with_chunks_not_with_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state passes 8 times through 128 rows: once a chunk of 16."""
+    """Two products a chunk: 128 rows are no 128 steps."""
     calls = 0
     addmm = mx.addmm
 
@@ -168,7 +169,7 @@ def test_prefill_graph_grows_with_chunks_not_with_rows(monkeypatch: pytest.Monke
     inputs = draw(128)
     rule = GatedDeltaRule(KernelRegistry(), key_heads=2, value_heads=6, key_dim=16, value_dim=24)
     check(rule(*prepared(inputs)), reference(inputs))
-    assert calls == 8
+    assert calls == 2 * 128 // CHUNK_ROWS
 
 
 def test_fused_kernel_is_believed_only_after_it_agreed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,10 @@ Arrays = tuple[mx.array, mx.array]
 
 NORM_EPS: Final = 1e-6
 # Rows of a chunk. The state is read and written once a chunk, and the work inside a chunk grows
-# with its square: 16 was fastest of 8, 16, 32 and 64 for heads of 64 and 128.
-CHUNK_ROWS: Final = 16
-# Blocks of this size are inverted at once; every further level joins so many blocks.
+# with its square: with MLX's own BLAS 8 was fastest of 4, 8, 16 and 32 for heads of 32, 64 and
+# 128, with OpenBLAS 8 and 16 are within a tenth of each other.
+CHUNK_ROWS: Final = 8
+# Blocks of this size are inverted at once; every further level joins up to so many blocks.
 BLOCK: Final = 4
 CHECK_ROWS: Final = 37
 
@@ -72,15 +73,16 @@ def delta_rule_step(
         Output ``[B, 1, Nv, Dv]`` and the new state.
     """
     group = values.shape[2] // keys.shape[2]
-    query, key = (mx.repeat(x[:, 0], group, axis=1)[..., None] for x in (queries, keys))
-    decay = mx.exp(log_decay[:, 0])[..., None, None]
     # One pass over the state serves both products: S' q = g S q + d (k . q).
-    read = decay * (state @ mx.concatenate([key, query], axis=-1))
-    correction = beta[:, 0][..., None, None] * (values[:, 0][..., None] - read[..., :1])
-    overlap = (key * query).sum(axis=-2, keepdims=True)
-    out = read[..., 1:] + correction * overlap
-    state = mx.addmm(decay * state, correction, key.swapaxes(-1, -2))
-    return out[..., 0][:, None], state
+    rows = mx.concatenate([keys.swapaxes(1, 2), queries.swapaxes(1, 2)], axis=2)
+    rows = mx.repeat(rows, group, axis=1)
+    key, query = rows[:, :, :1], rows[:, :, 1:]
+    decay = mx.exp(log_decay[:, 0])[..., None, None]
+    read = decay * (rows @ state.swapaxes(-1, -2))
+    correction = beta[:, 0][..., None, None] * (values.swapaxes(1, 2) - read[:, :, :1])
+    out = read[:, :, 1:] + correction * (key * query).sum(axis=-1, keepdims=True)
+    state = mx.addmm(decay * state, correction.swapaxes(-1, -2), key)
+    return out.swapaxes(1, 2), state
 
 
 def chunked_delta_rule(
@@ -112,6 +114,7 @@ def chunked_delta_rule(
     """
     batch, length, key_heads, key_dim = keys.shape
     heads, value_dim = values.shape[2:]
+    group = heads // key_heads
     # Fewer rows than a chunk make a smaller one, rounded up to whole blocks.
     size = min(chunk, -(-length // BLOCK) * BLOCK)
     chunks = -(-length // size)
@@ -119,45 +122,51 @@ def chunked_delta_rule(
     padding = chunks * size - length
 
     def split(x: mx.array, dim: int) -> mx.array:
-        """Shape ``[B, L, heads, dim]`` to ``[B, Nk, heads / Nk, chunks, size, dim]``."""
+        """Shape ``[B, L, heads, dim]`` to ``[B, Nk, chunks, heads / Nk, size, dim]``."""
         if padding:
             x = mx.pad(x, [(0, 0), (0, padding), *[(0, 0)] * (x.ndim - 2)])
         x = x.reshape(batch, chunks, size, key_heads, -1, dim)
-        return x.transpose(0, 3, 4, 1, 2, 5)
+        return x.transpose(0, 3, 1, 4, 2, 5)
 
-    query, key, value = split(queries, key_dim), split(keys, key_dim), split(values, value_dim)
-    rate = split(beta, 1)
-    total = mx.cumsum(split(log_decay, 1), axis=-2)
-    row = mx.arange(size)[:, None]
-    column = mx.arange(size)[None]
+    def widen(x: mx.array) -> mx.array:
+        """Shape ``[..., group, rows, Dv]`` to ``[..., rows, group * Dv]``: heads side by side."""
+        return x.swapaxes(-2, -3).flatten(-2)
+
+    key, query = split(keys, key_dim)[:, :, :, 0], split(queries, key_dim)[:, :, :, 0]
+    probes = mx.concatenate([key, query], axis=-2)
+    # Products with a transposed right side are twice as slow in MLX's own BLAS.
+    columns = mx.contiguous(key.swapaxes(-1, -2))
+    gram = (probes @ columns)[:, :, :, None]
+    rate, total = split(beta, 1), mx.cumsum(split(log_decay, 1), axis=-2)
+    row, column = mx.arange(size)[:, None], mx.arange(size)[None]
     # Masked before the exponential, which overflows above the diagonal.
     between = mx.exp(mx.where(column <= row, total - total.swapaxes(-1, -2), -mx.inf))
-    key_rows = key.swapaxes(-1, -2)
-    coupling = mx.where(column < row, rate * (key @ key_rows) * between, 0.0)
-    since_start = mx.exp(total)
-    targets = mx.concatenate([rate * value, rate * since_start * key], axis=-1)
-    solved = _invert_unit_lower(coupling) @ targets
-    fresh, seen = solved[..., :value_dim], solved[..., value_dim:]
-    # Both products with the state at the chunk's start run as one.
-    probes = mx.concatenate([seen, since_start * query], axis=-2)
-    until_end = key * mx.exp(total[..., -1:, :] - total)
-    decay = since_start[..., -1:, :]
-    current = state.reshape(batch, key_heads, -1, value_dim, key_dim)
+    coupling = mx.where(column < row, rate * gram[..., :size, :] * between, 0.0)
+    attention = gram[..., size:, :] * between
+    since_start, until_end = mx.exp(total), mx.exp(total[..., -1:, :] - total)
+    inverse = _invert_unit_lower(coupling)
+    fresh = inverse @ (rate * split(values, value_dim))
+    seen = inverse * (rate * since_start).swapaxes(-1, -2)
+    decay = widen(mx.broadcast_to(since_start[..., -1:, :], (*fresh.shape[:-2], 1, value_dim)))
+    # The value heads of a key head stand side by side: [B, Nk, Dk, group * Dv].
+    current = mx.contiguous(
+        widen(state.reshape(batch, key_heads, group, value_dim, key_dim).swapaxes(-1, -2))
+    )
     corrections, reads = [], []
     for index in range(chunks):
-        read = probes[:, :, :, index] @ current.swapaxes(-1, -2)
-        correction = fresh[:, :, :, index] - read[..., :size, :]
+        read = (probes[:, :, index] @ current).reshape(batch, key_heads, 2 * size, group, value_dim)
+        read = read.swapaxes(2, 3)
+        correction = mx.addmm(
+            fresh[:, :, index], seen[:, :, index], read[..., :size, :], alpha=-1.0
+        )
         corrections.append(correction)
         reads.append(read[..., size:, :])
-        current = mx.addmm(
-            current * decay[:, :, :, index],
-            correction.swapaxes(-1, -2),
-            until_end[:, :, :, index],
-        )
-    attention = (query @ key_rows) * between
-    out = mx.stack(reads, axis=3) + attention @ mx.stack(corrections, axis=3)
-    out = out.transpose(0, 3, 4, 1, 2, 5).reshape(batch, chunks * size, heads, value_dim)
-    return out[:, :length], current.reshape(state.shape)
+        update = widen(correction * until_end[:, :, index])
+        current = mx.addmm(current * decay[:, :, index], columns[:, :, index], update)
+    out = mx.stack(reads, axis=2) * since_start + attention @ mx.stack(corrections, axis=2)
+    out = out.transpose(0, 2, 4, 1, 3, 5).reshape(batch, chunks * size, heads, value_dim)
+    current = current.reshape(batch, key_heads, key_dim, group, value_dim)
+    return out[:, :length], current.transpose(0, 1, 3, 4, 2).reshape(state.shape)
 
 
 def _invert_unit_lower(coupling: mx.array) -> mx.array:
@@ -178,14 +187,16 @@ def _invert_unit_lower(coupling: mx.array) -> mx.array:
     place = mx.arange(size)
     inverse, block = identity, 1
     while block < size:
-        joined = block * BLOCK
+        joined = min(block * BLOCK, size)
         inside = (place[:, None] // joined == place[None] // joined) & (
             place[:, None] // block != place[None] // block
         )
         step = mx.where(inside, coupling, 0.0)
         if block > 1:
             step = inverse @ step
-        series = (identity - step) @ (identity + step @ step)
+        series = identity - step
+        if joined > 2 * block:
+            series = series @ (identity + step @ step)
         inverse = series if block == 1 else series @ inverse
         block = joined
     return inverse

@@ -11,10 +11,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-import mlx.core as mx
-from mlx_lm.models.gated_delta import gated_delta_ops
+from engine_core import backend
 
-from engine_core.nn.gated_delta import chunked_delta_rule, normalize_heads
+mx = backend.load_mlx()  # a fast BLAS is opened before MLX is first imported
+backend.tune_blas()
+
+from mlx_lm.models.gated_delta import gated_delta_ops  # noqa: E402
+
+from engine_core.nn.gated_delta import chunked_delta_rule, normalize_heads  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
 ROWS, KEY_HEADS, VALUE_HEADS = 2048, 16, 32
 
 
-def seconds(rule: Callable[..., Any], inputs: tuple[mx.array, ...]) -> float:
+def seconds(rule: Callable[..., Any], inputs: tuple[Any, ...]) -> float:
     """Wall time of one call, evaluated."""
     start = time.perf_counter()
     mx.eval(rule(*inputs))
@@ -57,5 +61,6 @@ def measure(size: int, rounds: int) -> str:
 
 
 if __name__ == "__main__":
+    print("BLAS:", backend.backend_report().blas)
     for head in (128, 64, 32):
         print(measure(head, int(sys.argv[1]) if len(sys.argv) > 1 else 3))
