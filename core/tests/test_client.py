@@ -692,3 +692,89 @@ def test_client_is_used_by_many_threads_at_once(
         for thread in threads:
             thread.join(30)
         assert sorted(replies) == sorted((ENDLESS * 2)[:n] for n in range(1, 17))
+
+
+# What a caller's code may do wrong.
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()]
+)
+@pytest.mark.parametrize("option", ["on_token", "on_progress", "logits_processors"])
+def test_client_survives_an_exit_raised_by_a_callback(
+    client: Client, option: str, error: BaseException
+) -> None:
+    def leave(*_: object) -> Any:
+        raise error
+
+    value: Any = [leave] if option == "logits_processors" else leave
+    with pytest.raises(CallbackError) as caught:
+        client.generate(HELLO, **{option: value})
+    assert caught.value.__cause__ is error
+    assert is_idle_and_usable(client)
+
+
+def test_client_load_progress_callback_that_exits_is_a_typed_error(
+    path: Path, plugins: Plugins
+) -> None:
+    def leave(*_: object) -> bool:
+        raise SystemExit(3)
+
+    with pytest.raises(CallbackError):
+        Client.load(path, plugins=plugins, on_load_progress=leave)
+
+
+@pytest.mark.parametrize("option", ["on_token", "on_progress"])
+def test_client_refuses_a_callback_to_await(client: Client, option: str) -> None:
+    async def later(_: object) -> bool:
+        return False
+
+    options: dict[str, Any] = {option: later}
+    with pytest.raises(CallbackError) as caught:
+        client.generate(HELLO, **options)
+    assert caught.value.code == f"callback.{option}"
+    assert "coroutine" in str(caught.value)
+    assert is_idle_and_usable(client)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array([[1, 2]]),
+        np.array(3),
+        np.array([1.0]),
+        np.array([True]),
+        {1, 2},
+        {1: 2},
+        bytearray(b"ab"),
+        memoryview(b"ab"),
+        range(10**30),
+        [-1],
+        [10**30],
+        [[1]],
+        5,
+        None,
+    ],
+    ids=repr,
+)
+def test_client_refuses_what_is_no_list_of_token_ids(client: Client, ids: Any) -> None:
+    with pytest.raises(InvalidRequest, match="prompt"):
+        client.complete(ids)
+    with pytest.raises(InvalidRequest, match="token_ids"):
+        client.score(ids)
+
+
+def test_client_astream_whose_loop_was_closed_does_not_end_as_if_complete(client: Client) -> None:
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> Any:
+        stream = client.astream_complete("!", max_tokens=LIMITS.stream_events * 10)
+        await anext(stream)
+        return stream
+
+    stream = loop.run_until_complete(begin())
+    loop.close()
+    asyncio.run(stream.cancel_and_wait())  # the worker has met the closed loop by now
+    with pytest.raises(Cancelled):
+        asyncio.run(anext(stream))
+    assert is_idle_and_usable(client)

@@ -99,7 +99,7 @@ def test_client_in_a_forked_child_is_refused_and_the_parent_goes_on(path: Path) 
             calls = (
                 lambda: client.generate(hello), lambda: client.complete("!"),
                 lambda: client.score([1]), lambda: client.stream(hello), client.clone,
-                client.close, client.cancel, stream.cancel_and_wait,
+                client.close, client.cancel, stream.cancel_and_wait, lambda: next(stream),
             )
             refused = 0
             for call in calls:
@@ -139,3 +139,26 @@ def test_interrupt_while_waiting_cancels_and_leaves_the_client_usable(path: Path
             sys.exit(130)
     """
     assert run(path, source) == (130, "", "")
+
+
+def test_allocator_limit_binds_living_clients_only(path: Path) -> None:
+    source = """
+        from engine_core import BackendError, CheckpointError
+        try:
+            Client.load("none", plugins=plugins, allocator_cache_bytes=1 << 20)
+        except CheckpointError:
+            first = Client.load(path, plugins=plugins, allocator_cache_bytes=2 << 20)
+        try:
+            Client.load(path, plugins=plugins, allocator_cache_bytes=3 << 20)
+        except BackendError as error:
+            assert error.code == "backend.allocator_conflict"
+        else:
+            sys.exit(8)
+        first.close()
+        with Client.load(path, plugins=plugins, allocator_cache_bytes=3 << 20) as second:
+            assert second.info.memory.limit == 3 << 20
+            Session.load(path, plugins=plugins, allocator_cache_bytes=3 << 20).close()
+            assert second.generate(hello).text == "hello world"
+            assert second.info.memory.limit == 3 << 20
+    """
+    assert run(path, source) == (0, "", "")

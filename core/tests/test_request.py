@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess  # noqa: TID251  a fresh interpreter shows what is imported
 import sys
+from typing import Any
 
 import attrs
 import numpy as np
@@ -355,3 +356,25 @@ def test_schema_annotations_are_a_closed_list():
 def test_tool_choice_decides_what_is_advertised(choice, expected):
     options = GenerateOptions.parse(tools=[{"name": "f"}, {"name": "g"}], tool_choice=choice)
     assert [tool.name for tool in options.advertised_tools] == expected
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("stop", [np.array(["a", "b"])]),
+        ("schema_annotations", [np.array(["a", "b"])]),
+        ("tool_choice", {"type": np.array([1, 2])}),
+        ("tool_choice", np.array(["auto", "none"])),
+        ("logits_processors", np.array(1)),
+        ("logits_processors", {len}),
+        ("temperature", np.array([0.5, 0.5])),
+        ("seed", np.array([1, 2])),
+        ("logit_bias", np.array([1, 2])),
+        ("tools", np.array([1, 2])),
+    ],
+)
+def test_options_that_are_or_hold_arrays_are_refused(option: str, value: Any) -> None:
+    """Comparing an array gives an array, whose truth is an error of NumPy's own."""
+    with pytest.raises(InvalidRequest) as caught:
+        GenerateOptions.parse(**{option: value})
+    assert caught.value.code == f"request.{option}"

@@ -26,9 +26,16 @@ from engine_core import (
     TokenizerError,
     UnsupportedModelError,
 )
+from engine_core.cache.build import build_caches
+from engine_core.family import Full, Sliding
 from engine_core.plugins import Plugins
 from engine_core.testing import scripted
-from engine_core.testing.scripted import CHAT_TEMPLATE, Scripted, write_scripted_checkpoint
+from engine_core.testing.scripted import (
+    CHAT_TEMPLATE,
+    HEAD_DIM,
+    Scripted,
+    write_scripted_checkpoint,
+)
 from engine_core.testing.scripted_model import ScriptedModel
 from engine_core.testing.tokenizers import metaspace_tokenizer_json
 
@@ -308,7 +315,7 @@ def test_session_own_caches_count_in_the_context(session: Session, script: Scrip
     assert caches[0].offset == 10
 
 
-@pytest.mark.parametrize("caches", [[], [object()], "x"])
+@pytest.mark.parametrize("caches", [[], [object()], "x", 5, iter([])])
 def test_session_foreign_caches_are_refused(session: Session, caches: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         session.complete("!", caches=caches)
@@ -478,3 +485,59 @@ def test_session_metaspace_tokenizer_keeps_its_spaces(plugins: Plugins, tmp_path
     path = write_scripted_checkpoint(tmp_path, script, chat_template=None)
     with Session.load(path, plugins=plugins) as loaded:
         assert loaded.complete([script.id("!")]).text == "hello world"
+
+
+# Values of the wrong kind.
+
+
+@pytest.mark.parametrize(
+    ("layer", "dtype", "batch"),
+    [
+        (Full(kv_heads=2, head_dim=4), mx.float32, 1),
+        (Sliding(kv_heads=1, head_dim=HEAD_DIM, window=4), mx.float32, 1),
+        (Full(kv_heads=1, head_dim=HEAD_DIM), mx.float16, 1),
+        (Full(kv_heads=1, head_dim=HEAD_DIM), mx.float32, 2),
+    ],
+)
+def test_session_caches_of_another_layout_are_refused_before_anything_is_fed(
+    session: Session, layer: Any, dtype: mx.Dtype, batch: int
+) -> None:
+    caches = build_caches((layer,), dtype, batch)
+    with pytest.raises(InvalidRequest) as caught:
+        session.complete("!", caches=caches)
+    assert caught.value.code == "request.caches"
+    assert caches[0].is_pristine
+
+
+def test_session_entered_on_another_thread_is_refused(session: Session) -> None:
+    assert isinstance(in_thread(session.__enter__), AffinityError)
+    # Thread before value: a bad request must not hide the misuse.
+    assert isinstance(in_thread(lambda: session.save_cache("file", None)), AffinityError)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("path", None),
+        ("path", 3),
+        ("path", ["x"]),
+        ("plugins", 3),
+        ("limits", 3),
+        ("certificates", 5),
+        ("extra_eos_tokens", 5),
+        ("extra_eos_tokens", "</s>"),
+    ],
+)
+def test_session_load_option_of_a_wrong_kind_is_refused(
+    path: Path, plugins: Plugins, option: str, value: Any
+) -> None:
+    arguments: dict[str, Any] = {"path": path, "plugins": plugins, option: value}
+    with pytest.raises(InvalidRequest) as caught:
+        Session.load(arguments.pop("path"), **arguments)
+    assert caught.value.code == f"request.{option}"
+
+
+def test_session_load_takes_bytes_and_paths(path: Path, plugins: Plugins) -> None:
+    for given in (os.fsencode(path), f"{path}/", path):
+        with Session.load(given, plugins=plugins) as loaded:  # type: ignore[arg-type]
+            assert loaded.info.family == "scripted"

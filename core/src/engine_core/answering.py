@@ -19,6 +19,7 @@ from engine_core.prompt_reuse import PromptStart
 from engine_core.reply_text import ReasoningBudget
 from engine_core.request import GenerateReply, Timings
 from engine_core.tools.outcome import judge_structured, judge_tool_choice
+from engine_core.values import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,12 +157,10 @@ def score_tokens(
 
 def _check_caches(loaded: Loaded, caches: Sequence[LayerCache]) -> int:
     expected = loaded.new_caches()
-    fits = len(caches) == len(expected) and all(
-        type(given) is type(wanted) for given, wanted in zip(caches, expected, strict=False)
-    )
-    if not fits:
+    if not _fit(caches, expected):
         raise InvalidRequest(
-            f"caches: must be what new_caches() gave, got {len(caches)} objects of other kinds",
+            "caches: must be the list that new_caches() of a session of this model gave, got "
+            f"{shown(caches)}",
             code="request.caches",
         )
     offsets = {cache.offset for cache in caches}
@@ -172,6 +171,24 @@ def _check_caches(loaded: Loaded, caches: Sequence[LayerCache]) -> int:
             hint="caches of a failed request cannot be used again",
         )
     return offsets.pop()
+
+
+def _fit(caches: object, expected: Sequence[LayerCache]) -> bool:
+    """Whether these can stand in for new caches."""
+    if not isinstance(caches, (list, tuple)) or len(caches) != len(expected):
+        return False
+    alike = all(
+        type(given) is type(wanted) and given.layout == wanted.layout
+        for given, wanted in zip(caches, expected, strict=True)
+    )
+    # Layers that share a cache share one object, and no others do.
+    return alike and _repeats(caches) == _repeats(expected)
+
+
+def _repeats(caches: Sequence[LayerCache]) -> list[int]:
+    """Give for each layer the first layer that has the same cache."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(cache), layer) for layer, cache in enumerate(caches)]
 
 
 def _check_ids(loaded: Loaded, ids: Sequence[int]) -> None:

@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 import threading
+import weakref
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 __all__ = [
+    "AllocatorHold",
     "BackendReport",
     "MemoryReport",
     "OwnerThread",
@@ -85,6 +87,7 @@ class _Process:
     mlx: ModuleType | None = None
     blas: FastBlas = attrs.field(factory=FastBlas)
     cache_limit: int | None = None
+    holds: int = 0
 
 
 _process = _Process()
@@ -175,8 +178,38 @@ def tune_blas() -> None:
         _process.blas.tune()
 
 
+class AllocatorHold:
+    """A claim on the process's allocator limit, which binds other clients while it is held.
+
+    It ends with :meth:`release` or with the object, so that neither a failed load nor a closed
+    client leaves its limit behind for the next one.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Set the limit and hold it.
+
+        Args:
+            limit_bytes: Bytes, 0 or more.
+
+        Raises:
+            BackendError: As :func:`set_allocator_limit`.
+        """
+        with _process.lock:
+            set_allocator_limit(limit_bytes)
+            _process.holds += 1
+        self.release = weakref.finalize(self, _release_hold, _process)
+        self.release.atexit = False
+
+
+def _release_hold(process: _Process) -> None:
+    with process.lock:
+        process.holds -= 1
+        if process.holds == 0:
+            process.cache_limit = None
+
+
 def set_allocator_limit(limit_bytes: int) -> None:
-    """Bound the memory MLX keeps for reuse, once for the process.
+    """Bound the memory MLX keeps for reuse, for the whole process.
 
     Args:
         limit_bytes: Bytes, 0 or more.

@@ -6,7 +6,8 @@ the prose. Errors cross the worker thread as the same object, so type and cause 
 
 from __future__ import annotations
 
-from typing import ClassVar
+import re
+from typing import ClassVar, Final
 
 __all__ = [
     "AffinityError",
@@ -35,6 +36,10 @@ __all__ = [
 ]
 
 
+_MESSAGE_CHARS: Final = 2000
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
 class EngineError(Exception):
     """Base of every error this engine raises on purpose.
 
@@ -53,9 +58,20 @@ class EngineError(Exception):
             code: Stable name; the class default when omitted.
             hint: One sentence on what to do.
         """
-        super().__init__(message)
+        super().__init__(_printable(message))
         self.code = code or self.default_code
         self.hint = hint
+
+
+def _printable(message: str) -> str:
+    """Escape what a terminal or an encoder would choke on, and cut a runaway message.
+
+    Names of files, tensors and tokens come from strangers: they may hold terminal escapes, lone
+    surrogates (a file name that is no UTF-8) or a million characters.
+    """
+    if len(message) > _MESSAGE_CHARS:
+        message = f"{message[:_MESSAGE_CHARS]}... ({len(message)} characters)"
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], message)
 
 
 class BackendUnavailable(EngineError):

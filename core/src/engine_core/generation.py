@@ -5,13 +5,17 @@ Everything here is plain Python: a request is checked on the caller's thread bef
 
 from __future__ import annotations
 
+import operator
 import time
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from engine_core.callbacks import call_back
 from engine_core.errors import (
-    CallbackError,
     Cancelled,
     ContextExceeded,
     DeadlineExceeded,
@@ -27,7 +31,7 @@ from engine_core.tools.schema import compile_schema
 from engine_core.values import shown, text_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from engine_core.events import Event, Phase, Segment
     from engine_core.messages import Message
@@ -54,25 +58,40 @@ def checked_token_ids(
         InvalidRequest: It is no non-empty sequence of non-negative integers, or too long.
     """
     code = f"request.{subject}"
-    if isinstance(token_ids, (str, bytes)) or not hasattr(token_ids, "__len__"):
+    values = _as_list(token_ids, limits.context_tokens + 1)
+    if values is None:
         raise InvalidRequest(
             f"{subject}: must be a sequence of token ids, got {shown(token_ids)}", code=code
         )
-    if not 1 <= len(token_ids) <= limits.context_tokens:
+    if not 1 <= len(values) <= limits.context_tokens:
         raise InvalidRequest(
-            f"{subject}: must hold 1 to {limits.context_tokens} ids, got {len(token_ids)}",
+            f"{subject}: must hold 1 to {limits.context_tokens} ids, got "
+            + ("more" if values else "none"),
             code=code,
         )
     ids = []
-    for index, value in enumerate(token_ids):
-        whole = not isinstance(value, bool) and hasattr(value, "__index__")
-        number = value.__index__() if whole else -1
+    for index, value in enumerate(values):
+        try:
+            number = -1 if isinstance(value, bool) else operator.index(value)
+        except TypeError:  # no integer: a float, a text, a row of a matrix
+            number = -1
         if not 0 <= number <= limits.tensor_dimension:
             raise InvalidRequest(
                 f"{subject}[{index}]: must be a token id, got {shown(value)}", code=code
             )
         ids.append(number)
     return tuple(ids)
+
+
+def _as_list(values: object, most: int) -> list[Any] | None:
+    """Copy the start of a sequence or a one-dimensional array, ``None`` when it is neither."""
+    texts = (str, bytes, bytearray, memoryview)
+    if isinstance(values, (*texts, AbstractSet, Mapping)) or not hasattr(values, "__getitem__"):
+        return None
+    try:
+        return list(islice(iter(values), most))
+    except TypeError:  # an array without a dimension
+        return None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -306,7 +325,7 @@ class Run:
             done_tokens=done_tokens,
         )
         self._put(event)
-        if callback is not None and _call(callback, event, "on_progress") is False:
+        if callback is not None and call_back(callback, "on_progress", event) is False:
             raise Cancelled("request: was cancelled by on_progress")
 
     def deliver(self, segment: Segment) -> bool:
@@ -324,7 +343,7 @@ class Run:
         """
         self._put(segment)
         callback = self.options.on_token
-        return callback is None or _call(callback, segment, "on_token") is not False
+        return callback is None or call_back(callback, "on_token", segment) is not False
 
     def complete(self, reply: GenerateReply) -> None:
         """Hand over the reply as the last event.
@@ -348,15 +367,3 @@ class Run:
         except Cancelled:
             return True
         return False
-
-
-def _call(callback: Callable[[Any], Any], argument: object, name: str) -> Any:
-    try:
-        return callback(argument)
-    except Exception as exc:
-        # The caller's code may raise anything.
-        raise CallbackError(
-            f"{name}: must not raise, got {type(exc).__name__}: {exc}",
-            code=f"callback.{name}",
-            hint="the callback's own error is the cause",
-        ) from exc

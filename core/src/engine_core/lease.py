@@ -54,6 +54,8 @@ class Lease:
             jobs: The handle's requests.
             wait: Whether to wait for the end of the thread.
         """
+        if not self.worker.is_own_process:
+            return
         with self._lock:
             self._handles -= 1
             last = self._handles == 0

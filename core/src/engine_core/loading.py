@@ -12,9 +12,10 @@ from mlx.utils import tree_flatten
 from engine_core import backend
 from engine_core.cache.build import build_caches
 from engine_core.cache.pool import make_pool
+from engine_core.callbacks import call_back
 from engine_core.checkpoint.load import choose_compute_dtype, load_model
 from engine_core.checkpoint.reader import read_checkpoint
-from engine_core.errors import CallbackError, Cancelled, CapabilityUnavailable
+from engine_core.errors import Cancelled, CapabilityUnavailable
 from engine_core.info import ClientInfo
 from engine_core.kernels import KernelRegistry
 from engine_core.limits import LIMITS, Limits
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     import mlx.core as mx
 
+    from engine_core.backend import AllocatorHold
     from engine_core.cache.base import LayerCache
     from engine_core.cache.pool import PromptPool
     from engine_core.checkpoint.load import LoadedModel
@@ -95,14 +97,7 @@ class LoadOptions:
             raise Cancelled("load: was cancelled")
         if self.on_progress is None:
             return
-        try:
-            wanted = self.on_progress(done, total)
-        except Exception as exc:
-            # The caller's code may raise anything.
-            raise CallbackError(
-                f"on_load_progress: must not raise, got {type(exc).__name__}: {exc}",
-                code="callback.on_load_progress",
-            ) from exc
+        wanted = call_back(self.on_progress, "on_load_progress", done, total)
         if wanted is False:
             raise Cancelled("load: was cancelled by on_load_progress")
 
@@ -121,6 +116,7 @@ class Loaded:
         info: The same for the caller.
         limits: Bounds.
         pool: Stored prompt prefixes, ``None`` when there are to be none.
+        allocator: The process's allocator limit, held as long as the model.
     """
 
     spec: ModelSpec
@@ -132,6 +128,7 @@ class Loaded:
     info: ClientInfo
     limits: Limits
     pool: PromptPool | None
+    allocator: AllocatorHold
 
     def new_caches(self) -> list[LayerCache]:
         """Make empty caches.
@@ -160,9 +157,24 @@ def load_checkpoint(path: str | os.PathLike[str], options: LoadOptions) -> Loade
     pool = make_pool(options.prompt_cache_bytes, options.prompt_cache_ttl, limits)
     cache_bytes = options.allocator_cache_bytes
     backend.load_mlx()
-    backend.set_allocator_limit(
+    allocator = backend.AllocatorHold(
         limits.allocator_cache_bytes if cache_bytes is None else cache_bytes
     )
+    try:
+        return _load(path, options, allocator, pool, started)
+    except BaseException:
+        allocator.release()
+        raise
+
+
+def _load(
+    path: str | os.PathLike[str],
+    options: LoadOptions,
+    allocator: AllocatorHold,
+    pool: PromptPool | None,
+    started: float,
+) -> Loaded:
+    limits = options.limits
     options.report(0, 0)
     plugins = options.plugins if options.plugins is not None else Plugins.load()
     with read_checkpoint(path, limits) as checkpoint:
@@ -202,6 +214,7 @@ def load_checkpoint(path: str | os.PathLike[str], options: LoadOptions) -> Loade
         kernels=kernels,
         limits=limits,
         pool=pool,
+        allocator=allocator,
         info=_describe(spec, owner, prompter, eos, filled, started, notes),
     )
 

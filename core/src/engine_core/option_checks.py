@@ -6,7 +6,7 @@ Everything here is plain Python, so that a bad request fails before any array is
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -146,9 +146,10 @@ def stop_strings(option: str, value: object) -> tuple[str, ...]:
     if len(value) > LIMITS.stop_strings:
         refuse(option, f"must be at most {LIMITS.stop_strings} strings", str(len(value)))
     check = text(LIMITS.stop_string_bytes)
-    if "" in value:
+    stops = tuple(check(option, item) for item in value)
+    if "" in stops:
         refuse(option, "must be non-empty strings", "''")
-    return tuple(check(option, item) for item in value)
+    return stops
 
 
 def members(known: Sequence[str]) -> Check:
@@ -165,7 +166,7 @@ def members(known: Sequence[str]) -> Check:
         if not isinstance(value, (list, tuple, set, frozenset)):
             refuse(option, "must be a list of strings", shown(value))
         for item in value:
-            if item not in known:
+            if not isinstance(item, str) or item not in known:
                 refuse(option, f"must be out of {', '.join(known)}", shown(item))
         return tuple(word for word in known if word in value)
 
@@ -227,6 +228,6 @@ def callback(option: str, value: object) -> Callable[..., Any]:
 
 def callbacks(option: str, value: object) -> tuple[Callable[..., Any], ...]:
     """Check a list of callables."""
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+    if not isinstance(value, (list, tuple)):
         refuse(option, "must be a list of callables", shown(value))
     return tuple(callback(option, item) for item in value)

@@ -58,7 +58,8 @@ def _tool_choice(option: str, value: object) -> ToolChoice:
             if value == mode:
                 return ToolChoice(mode=mode)  # type: ignore[arg-type]
         checks.refuse(option, f"must be one of {', '.join(_MODES)} or name a tool", shown(value))
-    if isinstance(value, Mapping) and value.get("type", "function") == "function":
+    kind = value.get("type", "function") if isinstance(value, Mapping) else None
+    if isinstance(value, Mapping) and isinstance(kind, str) and kind == "function":
         function = value.get("function", value)
         if isinstance(function, Mapping) and set(function) - {"type"} == {"name"}:
             name = read_tool_name(function["name"], option, f"request.{option}", LIMITS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import contextmanager
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
 from engine_core.backend import OwnerThread, memory_report
@@ -30,6 +31,23 @@ if TYPE_CHECKING:
     from engine_core.step import CausalLM
 
 __all__ = ["Session"]
+
+
+def _check_load_options(
+    path: object, plugins: object, certificates: object, extra_eos_tokens: object, limits: object
+) -> None:
+    """Refuse values of the wrong type; what they hold is judged where it is used."""
+    from engine_core.plugins import Plugins
+
+    for name, value, kinds, rule in (
+        ("path", path, (str, bytes, PathLike), "must be a path"),
+        ("plugins", plugins, (Plugins, type(None)), "must be Plugins or None"),
+        ("certificates", certificates, (list, tuple), "must be a list"),
+        ("extra_eos_tokens", extra_eos_tokens, (list, tuple), "must be a list of texts"),
+        ("limits", limits, (Limits,), "must be Limits"),
+    ):
+        if not isinstance(value, kinds):
+            raise InvalidRequest(f"{name}: {rule}, got {shown(value)}", code=f"request.{name}")
 
 
 class Session:
@@ -100,11 +118,7 @@ class Session:
         """
         from engine_core.loading import LoadOptions, load_checkpoint
 
-        if isinstance(extra_eos_tokens, str):
-            raise InvalidRequest(
-                f"extra_eos_tokens: must be a list of texts, got {shown(extra_eos_tokens)}",
-                code="request.extra_eos_tokens",
-            )
+        _check_load_options(path, plugins, certificates, extra_eos_tokens, limits)
         options = LoadOptions(
             template=template,
             compute_dtype=compute_dtype,
@@ -302,6 +316,7 @@ class Session:
             CacheError: Nothing of the prompt is stored, or the file cannot be written.
             EngineError: The request is invalid.
         """
+        self._owner.check()
         return self.save_prefix(Request.either(messages, prompt, options), path)
 
     def save_prefix(self, request: Request, path: str | os.PathLike[str]) -> int:
@@ -349,12 +364,18 @@ class Session:
         self._refuse_reentry()
         if self._loaded is not None:
             self._info = self.info
+            self._loaded.allocator.release()
             self._loaded = None
             # Reference cycles would otherwise be freed later, perhaps by another thread.
             gc.collect()
 
     def __enter__(self) -> Self:
-        """Return the session."""
+        """Return the session.
+
+        Raises:
+            AffinityError: Entered on another thread.
+        """
+        self._owner.check()
         return self
 
     def __exit__(

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from engine_core.channel import Channel, ChannelEnd
-from engine_core.errors import EngineError
+from engine_core.errors import Cancelled, EngineError
 
 if TYPE_CHECKING:
     import asyncio
@@ -71,8 +71,10 @@ class ReplyStream(_Running):
 
         Raises:
             StopIteration: The reply was read, or the stream was closed.
+            ClientClosed: Called in a forked process.
             EngineError: The request failed or was cancelled by someone else.
         """
+        self._worker.check_process()  # a forked child has no worker that could fill the channel
         try:
             return self._note(self._channel.get())
         except ChannelEnd:
@@ -95,7 +97,10 @@ class ReplyStream(_Running):
         self.close()
 
     def close(self) -> None:
-        """Cancel the request if it still runs; returns at once. Idempotent."""
+        """Cancel the request if it still runs; returns at once. Idempotent.
+
+        Does nothing in a forked process.
+        """
         self._finalizer()
 
     def cancel_and_wait(self, timeout: float | None = None) -> None:
@@ -154,8 +159,10 @@ class AsyncReplyStream(_Running):
 
         Raises:
             StopAsyncIteration: The reply was read, or the stream was closed.
+            ClientClosed: Called in a forked process.
             EngineError: The request failed or was cancelled by someone else.
         """
+        self._worker.check_process()
         arrived = self._waker.attach()
         try:
             while True:
@@ -164,6 +171,10 @@ class AsyncReplyStream(_Running):
                     return self._note(event)
                 await arrived.wait()
         except ChannelEnd:
+            if self._waker.lost_loop:  # cut short by nobody's wish: not a normal end
+                raise Cancelled(
+                    "request: was cancelled, the event loop it served is closed"
+                ) from None
             raise StopAsyncIteration from None
         except EngineError:
             raise
@@ -185,7 +196,10 @@ class AsyncReplyStream(_Running):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Cancel the request if it still runs; does not wait for it. Idempotent."""
+        """Cancel the request if it still runs; does not wait for it. Idempotent.
+
+        Does nothing in a forked process.
+        """
         self._finalizer()
 
     async def cancel_and_wait(self) -> None:
@@ -209,6 +223,7 @@ class LoopWaker:
         """Make a waker without a loop; the first waiting consumer attaches its own."""
         self._target: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self.abandon: Callable[[], None] | None = None
+        self.lost_loop = False
 
     def attach(self) -> asyncio.Event:
         """Bind to the running loop.
@@ -231,6 +246,7 @@ class LoopWaker:
                 loop.call_soon_threadsafe(event.set)
             except RuntimeError:  # the loop was closed, nobody will read on
                 self._target = None
+                self.lost_loop = True
                 if self.abandon is not None:
                     self.abandon()
 
@@ -269,5 +285,7 @@ async def wait_for_job(worker: Worker[Any], job: Job[Any, Any]) -> Any:
 
 
 def _abandon(worker: Worker[Any], job: Job[Any, Any], channel: Channel[Event]) -> None:
+    if not worker.is_own_process:  # its locks may be held by threads that the fork left behind
+        return
     channel.close()
     worker.cancel(job)

@@ -177,7 +177,7 @@ class Worker(Generic[ResourceT]):
         Args:
             job: A job given to :meth:`submit`.
         """
-        if os.getpid() != self._process:
+        if not self.is_own_process:
             return
         job.cancel()
         with self._changed:
@@ -199,7 +199,7 @@ class Worker(Generic[ResourceT]):
         """
         if wait:
             self.check_caller()
-        elif os.getpid() != self._process:
+        elif not self.is_own_process:
             return
         with self._changed:
             self._closing = True
@@ -222,11 +222,16 @@ class Worker(Generic[ResourceT]):
     def is_alive(self) -> bool:
         """Whether the thread can still take jobs."""
         return (
-            os.getpid() == self._process
+            self.is_own_process
             and not self._closing
             and self._death is None
             and self._thread.is_alive()
         )
+
+    @property
+    def is_own_process(self) -> bool:
+        """Whether the thread belongs to this process, not to one it was forked from."""
+        return os.getpid() == self._process
 
     @property
     def waiting(self) -> int:
@@ -239,7 +244,7 @@ class Worker(Generic[ResourceT]):
         Raises:
             ClientClosed: This process was forked from the one that made the worker.
         """
-        if os.getpid() != self._process:
+        if not self.is_own_process:
             raise ClientClosed(
                 f"client: belongs to process {self._process!r}, got a call in {os.getpid()!r}",
                 hint="load a client in each process; threads do not survive a fork",

@@ -97,6 +97,11 @@ class LayerCache(ABC):
         """Bytes held, shared buffers counted in full."""
         return sum(self.buffers().values())
 
+    @property
+    @abstractmethod
+    def layout(self) -> tuple[object, ...]:
+        """What makes two caches of a class interchangeable: shapes, dtypes, window."""
+
     @abstractmethod
     def state_nbytes(self) -> int:
         """Bytes of the state alone, without spare rows and rows of other views."""

@@ -201,6 +201,12 @@ class KvCache(LayerCache):
             return {}
         return {id(holder): holder.keys.nbytes + holder.values.nbytes}
 
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """Batch, heads, widths, dtype and window."""
+        sizes = (self.batch, self.kv_heads, self.head_dim, self.value_dim)
+        return (*sizes, self.dtype, self.window)
+
     def state_nbytes(self) -> int:
         """Bytes of the rows up to the offset."""
         holder = self._holder

@@ -95,6 +95,11 @@ class RecurrentCache(LayerCache):
         """Bytes of every slot and recorded input."""
         return {id(array): array.nbytes for array in self.arrays()}
 
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """Shape and dtype of each slot."""
+        return (self._shapes, self._dtypes)
+
     def state_nbytes(self) -> int:
         """Bytes of the slots."""
         return sum(slot.nbytes for slot in self.slots)

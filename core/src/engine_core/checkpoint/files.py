@@ -280,9 +280,10 @@ def open_directory(
     Raises:
         CheckpointError: Absent, no directory, unreadable, or with too many entries.
     """
-    shown = Path(path).name or "checkpoint"
+    where = os.fsdecode(path)  # takes bytes paths, too
+    shown = Path(where).name[:100] or "checkpoint"
     try:
-        directory = os.open(path, _DIRECTORY)
+        directory = os.open(where, _DIRECTORY)
     except (OSError, ValueError) as exc:
         raise _unreadable(shown, exc) from exc
     blobs: int | None = None

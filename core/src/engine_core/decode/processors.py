@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import attrs
 import mlx.core as mx
 
-from engine_core.errors import CallbackError, EngineError, InvalidRequest
+from engine_core.callbacks import call_back
+from engine_core.errors import CallbackError, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -171,17 +172,7 @@ def run_user_processors(
         CallbackError: A processor raised or gave back something that is no logit row.
     """
     for processor in processors:
-        try:
-            result = processor(token_ids, row)
-        except EngineError:
-            raise
-        except Exception as exc:
-            # The caller's code may raise anything.
-            raise CallbackError(
-                f"logits processor: must not raise, got {type(exc).__name__}: {exc}",
-                code="callback.logits_processor",
-                hint="the processor's own error is the cause",
-            ) from exc
+        result = call_back(processor, "logits_processor", token_ids, row)
         if not isinstance(result, mx.array) or result.shape != row.shape:
             shape = getattr(result, "shape", None)
             raise CallbackError(
