@@ -214,6 +214,17 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def soak(session: nox.Session) -> None:
+    """Run the long forms of the prompt-cache tests: 500 mixed requests, 50 tool loops."""
+    install(session, "core", "certs", "plugins/qwen35", extras="[testing]")
+    session.run(
+        "pytest", "core/tests/test_prompt_cache.py",
+        "plugins/qwen35/tests/test_qwen35_prompt_cache.py", *session.posargs,
+        env={"ENGINE_SOAK_REQUESTS": "500", "ENGINE_SOAK_CONVERSATIONS": "50"},
+    )  # fmt: skip
+
+
+@nox.session(default=False)
 def oracle(session: nox.Session) -> None:
     """Compare with transformers in float32 (needs torch: about 1 GB)."""
     install(session, *PACKAGES, *PLUGINS, extras="[testing]")

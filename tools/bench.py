@@ -16,7 +16,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # What each case gives the two sides. "blas" opens the fast BLAS before MLX, for mlx-lm as well
 # when the case wants equal conditions. "slow" cases run mlx-lm's packed float16 kernels (less than
@@ -45,7 +48,18 @@ CASES: dict[str, dict[str, Any]] = {
         "ours": {"blas": True, "compute_dtype": "float32", "quantized_weights": "dequantize"},
         "theirs": {"blas": True, "float32": True, "dequantize": True},
     },
+    "first token of two turns, each with its own prompt cache (float32, fast BLAS)": {
+        "ours": {
+            "turns": True,
+            "blas": True,
+            "compute_dtype": "float32",
+            "quantized_weights": "dequantize",
+        },
+        "theirs": {"turns": True, "blas": True, "float32": True, "dequantize": True},
+    },
 }
+# A second turn brings this many new tokens.
+TURN_TOKENS = 64
 SLOW_PAIRS, SLOW_PROMPT_TOKENS, SLOW_MAX_TOKENS = 3, 32, 4
 
 
@@ -101,6 +115,22 @@ def run_ours(settings: dict[str, Any], model: str, prompt: int, output: int) -> 
     ) as client:
         ids = prompt_ids(prompt, client.info.vocab_size)
         never = dict.fromkeys(client.info.eos_token_ids, -100.0)
+        if settings.get("turns"):
+
+            def answer(turn: list[int]) -> tuple[float, list[int]]:
+                times: list[float] = []
+                begin = time.perf_counter()
+                reply = client.complete(
+                    turn,
+                    max_tokens=output,
+                    logit_bias=never,
+                    on_progress=lambda event: times.extend(
+                        [time.perf_counter()] if event.phase == "decode" else []
+                    ),
+                )
+                return times[0] - begin, list(reply.token_ids)
+
+            return run_turns(answer, ids)
         for length in (1, prompt):  # the first, short run warms up
             reply = client.complete(
                 ids[:length], max_tokens=output, logit_bias=never, prompt_cache=False
@@ -138,6 +168,26 @@ def run_theirs(settings: dict[str, Any], model: str, prompt: int, output: int) -
         network.set_dtype(mx.float32)
         mx.eval(network.parameters())
     ids = prompt_ids(prompt, config.get("text_config", config)["vocab_size"])
+    if settings.get("turns"):
+        from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
+
+        stored = LRUPromptCache()
+
+        def answer(turn: list[int]) -> tuple[float, list[int]]:
+            begin = time.perf_counter()
+            cache, rest = stored.fetch_nearest_cache("model", turn)
+            if cache is None:
+                cache, rest = make_prompt_cache(network), turn
+            times, tokens = [], []
+            for token, _ in generate_step(
+                mx.array(rest), network, max_tokens=output, prompt_cache=cache
+            ):
+                times.append(time.perf_counter())
+                tokens.append(int(token))
+            stored.insert_cache("model", [*turn, *tokens], cache)
+            return times[0] - begin, tokens
+
+        return run_turns(answer, ids)
     for length in (1, prompt):  # the first, short run warms up
         begin = time.perf_counter()
         first = None
@@ -150,6 +200,24 @@ def run_theirs(settings: dict[str, Any], model: str, prompt: int, output: int) -
     if first is None:
         sys.exit("mlx-lm generated nothing")
     return {"prefill": prompt / (first - begin), "decode": (count - 1) / (end - first)}
+
+
+def run_turns(
+    answer: Callable[[list[int]], tuple[float, list[int]]], ids: list[int]
+) -> dict[str, float]:
+    """Time the first token of a first turn and of one that continues it.
+
+    Args:
+        answer: Answers a prompt; gives the seconds to the first token, and all tokens.
+        ids: The first turn.
+
+    Returns:
+        Speed from the request to the first token over the turn's new tokens (tokens/s).
+    """
+    answer(ids[:1])  # warms up
+    cold, tokens = answer([*ids[1:], ids[0]])
+    warm, _ = answer([*ids[1:], ids[0], *tokens, *ids[:TURN_TOKENS]])
+    return {"cold": len(ids) / cold, "warm": TURN_TOKENS / warm}
 
 
 def measure(side: str, case: dict[str, Any], arguments: argparse.Namespace) -> dict[str, float]:
@@ -193,14 +261,14 @@ def compare(name: str, case: dict[str, Any], arguments: argparse.Namespace) -> N
         arguments: Parsed command line.
     """
     print(f"\n{name}", flush=True)
-    ratios: dict[str, list[float]] = {"prefill": [], "decode": []}
-    speeds: dict[str, list[float]] = {"prefill": [], "decode": []}
+    ratios: dict[str, list[float]] = {}
+    speeds: dict[str, list[float]] = {}
     for _ in range(SLOW_PAIRS if case.get("slow") else arguments.pairs):
         ours = measure("ours", case, arguments)
         theirs = measure("theirs", case, arguments)
-        for figure, collected in ratios.items():
-            collected.append(ours[figure] / theirs[figure])
-            speeds[figure].append(ours[figure])
+        for figure in ours:
+            ratios.setdefault(figure, []).append(ours[figure] / theirs[figure])
+            speeds.setdefault(figure, []).append(ours[figure])
     for figure, collected in ratios.items():
         print(
             f"  {figure:<8} {statistics.median(collected):6.2f}x  "

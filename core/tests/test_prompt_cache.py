@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ KINDS = {
     "hybrid": HYBRID_KINDS,
 }
 SYSTEM = {"role": "system", "content": "think of the user and name the tool"}
+# ``nox -s soak`` runs 500.
+SOAK_REQUESTS = int(os.environ.get("ENGINE_SOAK_REQUESTS", "80"))
 LONG = "hello world the tool call think user name " * 20
 
 
@@ -478,12 +481,12 @@ def test_interrupt_in_the_middle_of_a_forward_drops_what_it_shared(
 def test_mixed_requests_hold_steady_memory(paths: dict[str, Path], plugins: Plugins) -> None:
     with Session.load(paths["hybrid"], plugins=plugins, prompt_cache_bytes=1_000_000) as session:
         levels = []
-        for number in range(80):
+        for number in range(SOAK_REQUESTS):
             messages = [
                 SYSTEM,
                 user(f"hello {number % 7}"),
                 assistant("x"),
-                user(LONG[: number % 5]),
+                user(LONG[: number % 99]),
             ]
             kind = number % 5
             try:
@@ -495,11 +498,15 @@ def test_mixed_requests_hold_steady_memory(paths: dict[str, Path], plugins: Plug
                     session.generate(messages, max_tokens=4, prompt_cache=kind != 2)
             except Cancelled:
                 pass
-            if number >= 40 and number % 5 == 0:
+            info = session.cache_info()
+            assert info.bytes <= 1_000_000
+            if number >= SOAK_REQUESTS // 2 and number % 5 == 0:
                 gc.collect()
-                levels.append(mx.get_active_memory() - session.cache_info().bytes)
-        assert max(levels) - min(levels) <= 0.02 * max(levels)
-        assert session.cache_info().bytes <= 1_000_000
+                # What the pool holds varies below its budget; nothing else may.
+                levels.append(mx.get_active_memory() - info.bytes)
+        assert info.evicted > 0
+        assert max(levels) - min(levels) <= 0.02 * (max(levels) + info.bytes)
+        assert mx.get_cache_memory() <= session.info.memory.limit
 
 
 def test_closing_a_session_frees_its_pool(paths: dict[str, Path], plugins: Plugins) -> None:

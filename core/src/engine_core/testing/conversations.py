@@ -45,13 +45,15 @@ class _OnPurposeError(Exception):
 class RequestCheck:
     """Runs requests twice, with and without the prompt cache, and compares."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, max_tokens: int = REPLY_TOKENS) -> None:
         """Start with an empty pool.
 
         Args:
             session: A session whose budget no test reaches.
+            max_tokens: Longest reply.
         """
         self.session = session
+        self.max_tokens = max_tokens
         self.loaded = session._ready()  # noqa: SLF001
         assert self.loaded.pool is not None
         self.loaded.pool.clear()
@@ -86,10 +88,12 @@ class RequestCheck:
 
         ids = self.loaded.prompter.prompt(Request.chat(messages, options)).ids
         cold = self.session.generate(
-            messages, max_tokens=REPLY_TOKENS, prompt_cache=False, **options
+            messages, max_tokens=self.max_tokens, prompt_cache=False, **options
         )
         with contextlib.suppress(CallbackError):
-            self.session.generate(messages, max_tokens=REPLY_TOKENS, on_token=on_token, **options)
+            self.session.generate(
+                messages, max_tokens=self.max_tokens, on_token=on_token, **options
+            )
         committed = failed[0] if failed else len(cold.token_ids) - 1
         self.promised.store([*ids, *cold.token_ids[:committed]])
 
@@ -144,7 +148,7 @@ class RequestCheck:
         """
         events: list[Any] = []
         least, most = self.promised.reusable(ids)
-        reply = request(max_tokens=REPLY_TOKENS, on_progress=events.append)
+        reply = request(max_tokens=self.max_tokens, on_progress=events.append)
         cached = reply.usage.cached_tokens
         assert least <= cached <= most, (least, cached, most)
         started = next(event for event in events if event.phase == "prefill")
@@ -155,7 +159,7 @@ class RequestCheck:
         self.note(ids, cached, boundaries, opening)
         committed = reply.token_ids[:-1]
         self.promised.store([*ids, *committed], fed_after=cached)
-        cold = request(max_tokens=REPLY_TOKENS, prompt_cache=False)
+        cold = request(max_tokens=self.max_tokens, prompt_cache=False)
         assert cold.usage.cached_tokens == 0
         assert reply.token_ids == cold.token_ids
         return reply
@@ -194,12 +198,18 @@ class RequestCheck:
         self, messages: Sequence[Any], options: Any, ids: Sequence[int], **render: Any
     ) -> int:
         """Render and encode in full, and count the tokens shared with a prompt."""
-        request = Request.chat(messages, {**options})
+        request = Request.chat(messages, options)
         template, tokenizer = self.loaded.prompter.template, self.loaded.prompter.tokenizer
         assert template is not None
         assert tokenizer is not None
         turns: Any = request.prompt
-        rendered = template.render(turns, request.options.tools, **render)
+        rendered = template.render(
+            turns,
+            request.options.tools,
+            thinking=request.options.thinking,
+            template_options=request.options.template_options,
+            **render,
+        )
         other = tokenizer.encode(rendered.text)
         shared = 0
         while shared < min(len(other), len(ids) - 1) and other[shared] == ids[shared]:
