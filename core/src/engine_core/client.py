@@ -5,23 +5,22 @@ Only plain data crosses to the worker and back; every array stays on the worker 
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from engine_core.backend import clear_thread_state
 from engine_core.channel import Channel
-from engine_core.errors import ClientClosed
-from engine_core.generation import Request, checked_token_ids
+from engine_core.client_asyncio import AsyncClientMethods
+from engine_core.generation import Request
 from engine_core.lease import Lease
 from engine_core.limits import LIMITS
 from engine_core.runtime_probe import probe_request
 from engine_core.session import Session
-from engine_core.streaming import AsyncReplyStream, LoopWaker, ReplyStream, wait_for_job
+from engine_core.streaming import ReplyStream
 from engine_core.worker import Job, Worker
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     import numpy as np
@@ -36,24 +35,11 @@ __all__ = ["Client"]
 ResultT = TypeVar("ResultT")
 
 
-class Client:
+class Client(AsyncClientMethods):
     """A loaded model, usable from any thread and from asyncio.
 
     Made by :meth:`load`. A context manager, plain and asynchronous, that closes itself.
     """
-
-    def __init__(self, lease: Lease) -> None:
-        """Make a handle; use :meth:`load` or :meth:`clone`.
-
-        Args:
-            lease: The worker to share.
-        """
-        lease.acquire()
-        self._lease = lease
-        self._jobs: set[Job[Session, Any]] = set()
-        self._release = weakref.finalize(self, lease.release, self._jobs, wait=False)
-        self._release.atexit = False  # the worker module joins every worker at exit
-        self._closed = False
 
     @classmethod
     def load(
@@ -265,86 +251,6 @@ class Client:
         job = self._submit_completion(prompt, options, channel)
         return ReplyStream(self, self._lease.worker, job, channel)
 
-    async def agenerate(self, messages: Sequence[Any], **options: Any) -> GenerateReply:
-        """Do what :meth:`generate` does without blocking the event loop.
-
-        Args:
-            messages: ``Message`` records or OpenAI-style dicts.
-            **options: Fields of :class:`engine_core.request.GenerateOptions`.
-
-        Returns:
-            The reply. Cancelling the task cancels the request.
-
-        Raises:
-            EngineError: As :meth:`generate`.
-        """
-        return await self._await(self._submit_chat(messages, options))
-
-    async def acomplete(self, prompt: str | Sequence[int], **options: Any) -> GenerateReply:
-        """Do what :meth:`complete` does without blocking the event loop.
-
-        Args:
-            prompt: Text, or token ids.
-            **options: Fields of :class:`engine_core.request.GenerateOptions`.
-
-        Returns:
-            The reply. Cancelling the task cancels the request.
-
-        Raises:
-            EngineError: As :meth:`complete`.
-        """
-        return await self._await(self._submit_completion(prompt, options))
-
-    async def ascore(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Do what :meth:`score` does without blocking the event loop.
-
-        Args:
-            token_ids: ``[T]`` token ids.
-
-        Returns:
-            float32 ``[T, V]``.
-
-        Raises:
-            EngineError: As :meth:`score`.
-        """
-        return await self._await(self._submit_score(token_ids))
-
-    def astream(self, messages: Sequence[Any], **options: Any) -> AsyncReplyStream:
-        """Do what :meth:`stream` does for ``async for``.
-
-        Args:
-            messages: ``Message`` records or OpenAI-style dicts.
-            **options: Fields of :class:`engine_core.request.GenerateOptions`.
-
-        Returns:
-            An asynchronous iterator of events; the last carries ``reply``.
-
-        Raises:
-            EngineError: The request is invalid or the queue is full.
-        """
-        waker = LoopWaker()
-        channel: Channel[Event] = Channel(notify=waker)
-        job = self._submit_chat(messages, options, channel)
-        return AsyncReplyStream(self, self._lease.worker, job, channel, waker)
-
-    def astream_complete(self, prompt: str | Sequence[int], **options: Any) -> AsyncReplyStream:
-        """Do what :meth:`stream_complete` does for ``async for``.
-
-        Args:
-            prompt: Text, or token ids.
-            **options: Fields of :class:`engine_core.request.GenerateOptions`.
-
-        Returns:
-            An asynchronous iterator of events; the last carries ``reply``.
-
-        Raises:
-            EngineError: The request is invalid or the queue is full.
-        """
-        waker = LoopWaker()
-        channel: Channel[Event] = Channel(notify=waker)
-        job = self._submit_completion(prompt, options, channel)
-        return AsyncReplyStream(self, self._lease.worker, job, channel, waker)
-
     def cancel(self) -> None:
         """Cancel every request made through this handle; each of them raises ``Cancelled``.
 
@@ -371,17 +277,6 @@ class Client:
         if self._release.detach() is not None:
             self._lease.release(self._jobs, wait=True)
 
-    async def aclose(self) -> None:
-        """Do what :meth:`close` does without blocking the event loop.
-
-        Raises:
-            AffinityError: Called inside a callback of this client (``reentrant_call``).
-        """
-        import asyncio
-
-        self._lease.worker.check_caller()
-        await asyncio.to_thread(self.close)
-
     def __enter__(self) -> Self:
         """Return the client."""
         return self
@@ -394,64 +289,3 @@ class Client:
     ) -> None:
         """Close the client."""
         self.close()
-
-    async def __aenter__(self) -> Self:
-        """Return the client."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the client."""
-        await self.aclose()
-
-    def _check_open(self) -> None:
-        self._lease.worker.check_caller()
-        if self._closed:
-            raise ClientClosed("client: must be open, got a closed one", hint="load a new client")
-
-    def _submit_chat(
-        self,
-        messages: Sequence[Any],
-        options: Mapping[str, Any],
-        channel: Channel[Event] | None = None,
-    ) -> Job[Session, GenerateReply]:
-        self._check_open()
-        return self._submit_request(Request.chat(messages, options), channel)
-
-    def _submit_completion(
-        self,
-        prompt: str | Sequence[int],
-        options: Mapping[str, Any],
-        channel: Channel[Event] | None = None,
-    ) -> Job[Session, GenerateReply]:
-        self._check_open()
-        return self._submit_request(Request.completion(prompt, options), channel)
-
-    def _submit_request(
-        self, request: Request, channel: Channel[Event] | None
-    ) -> Job[Session, GenerateReply]:
-        return self._lease.submit(
-            self._jobs, lambda session, control: session.run(request, control), channel
-        )
-
-    def _submit_score(self, token_ids: Sequence[int]) -> Job[Session, npt.NDArray[np.float32]]:
-        self._check_open()
-        ids = checked_token_ids(token_ids, "token_ids")
-        return self._lease.submit(
-            self._jobs, lambda session, control: session.score_ids(ids, control)
-        )
-
-    def _wait(self, job: Job[Session, ResultT]) -> ResultT:
-        try:
-            return job.future.result()
-        finally:
-            if not job.future.done():  # an interrupt ended the waiting
-                self._lease.worker.cancel(job)
-
-    async def _await(self, job: Job[Session, ResultT]) -> ResultT:
-        result: ResultT = await wait_for_job(self._lease.worker, job)
-        return result
