@@ -271,6 +271,12 @@ def test_saving_what_is_not_stored_is_a_typed_error(session: Session, tmp_path: 
     with pytest.raises(CacheError) as caught:
         session.save_cache(tmp_path / "prefix", prompt=[150, 151, 152])
     assert caught.value.code == "cache.not_stored"
+    for path in (3, None, b"bytes"):
+        with pytest.raises(InvalidRequest) as refused:
+            session.save_cache(path, MESSAGES)
+        assert refused.value.code == "request.path"
+        with pytest.raises(InvalidRequest):
+            session.load_cache(path)
     for named in ({}, {"messages": MESSAGES, "prompt": "x"}):
         with pytest.raises(InvalidRequest):
             session.save_cache(tmp_path / "prefix", **named)

@@ -478,8 +478,18 @@ def test_interrupt_in_the_middle_of_a_forward_drops_what_it_shared(
 # Memory.
 
 
+@pytest.fixture
+def exact_memory() -> Iterator[None]:
+    """Count what is asked for: a freed buffer used again may be larger."""
+    before = mx.set_cache_limit(0)
+    yield
+    mx.set_cache_limit(before)
+
+
+@pytest.mark.usefixtures("exact_memory")
 def test_mixed_requests_hold_steady_memory(paths: dict[str, Path], plugins: Plugins) -> None:
     with Session.load(paths["hybrid"], plugins=plugins, prompt_cache_bytes=1_000_000) as session:
+        mx.set_cache_limit(0)
         levels = []
         for number in range(SOAK_REQUESTS):
             messages = [
@@ -506,7 +516,6 @@ def test_mixed_requests_hold_steady_memory(paths: dict[str, Path], plugins: Plug
                 levels.append(mx.get_active_memory() - info.bytes)
         assert info.evicted > 0
         assert max(levels) - min(levels) <= 0.02 * (max(levels) + info.bytes)
-        assert mx.get_cache_memory() <= session.info.memory.limit
 
 
 def test_closing_a_session_frees_its_pool(paths: dict[str, Path], plugins: Plugins) -> None:

@@ -225,7 +225,7 @@ class CallbackError(EngineError):
 
 
 class Cancelled(EngineError):
-    """The request was cancelled before it finished; nothing of it was published."""
+    """The request was cancelled before it finished; nothing of its reply was kept."""
 
     default_code = "request.cancelled"
 

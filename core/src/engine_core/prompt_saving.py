@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from engine_core.cache.pool_entry import EntryKind
 from engine_core.cache.pool_file import read_prefix, write_prefix
-from engine_core.errors import CacheError
+from engine_core.errors import CacheError, InvalidRequest
+from engine_core.values import shown
 
 if TYPE_CHECKING:
-    import os
-
     from engine_core.cache.pool import PromptPool
     from engine_core.generation import Request
     from engine_core.loading import Loaded
@@ -34,6 +34,7 @@ def save_prefix(loaded: Loaded, request: Request, path: str | os.PathLike[str]) 
             written (``cache.file``).
         EngineError: The request cannot be rendered.
     """
+    _check_path(path)
     key = loaded.prompter.prompt(request).key
     found = _pool(loaded).peek(loaded.spec.fingerprint, key)
     if found is None:
@@ -60,7 +61,9 @@ def load_prefix(loaded: Loaded, path: str | os.PathLike[str]) -> int:
     Raises:
         CacheError: The file is unusable (``cache.file``), of another model
             (``cache.other_model``) or too large for the pool (``cache.too_large``).
+        InvalidRequest: ``path`` is no path.
     """
+    _check_path(path)
     pool = _pool(loaded)
     caches = loaded.new_caches()
     key = read_prefix(
@@ -81,6 +84,13 @@ def load_prefix(loaded: Loaded, path: str | os.PathLike[str]) -> int:
             hint="load the model with a larger prompt_cache_bytes",
         )
     return len(key.ids)
+
+
+def _check_path(path: object) -> None:
+    if not isinstance(path, (str, os.PathLike)):
+        raise InvalidRequest(
+            f"path: must be a local file name, got {shown(path)}", code="request.path"
+        )
 
 
 def _pool(loaded: Loaded) -> PromptPool:

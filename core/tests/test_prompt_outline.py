@@ -1,0 +1,124 @@
+"""Where a rendered conversation can be continued, on templates that make it hard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from engine_core.builtin_chatml import CHATML
+from engine_core.errors import TemplateError
+from engine_core.message_parsing import parse_messages
+from engine_core.prompt_outline import Outline
+from engine_core.template.render import ChatTemplate
+from engine_core.template.source import TemplateSources
+from engine_core.testing.tokenizers import BUILDERS
+from engine_core.text.tokenizer import Tokenizer
+from engine_core.tool_parsing import parse_tools
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BODY = (
+    "{% if tools %}{{ '<|im_start|>' + tools | tojson + '<|im_end|>' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+)
+TAIL = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "the tool", "parameters": {"type": "object"}},
+}
+SYSTEM = {"role": "system", "content": "think"}
+HELLO = {"role": "user", "content": "hello world"}
+
+
+def outline(
+    source: str, messages: Sequence[Any], tools: Sequence[Any] = (), kind: str = "byte_level"
+) -> tuple[Outline, Tokenizer]:
+    tokens = ("<|im_start|>", "<|im_end|>")
+    tokenizer = Tokenizer.from_bytes(BUILDERS[kind](extra_special=tokens))
+    template = ChatTemplate.compile(TemplateSources(default=source), CHATML)
+    turns, declared = parse_messages(messages), parse_tools(tools)
+
+    def render(messages: Any, *, opens_reply: bool) -> str:
+        return template.render(messages, declared, add_generation_prompt=opens_reply).text
+
+    text = render(turns, opens_reply=True)
+    made = Outline(
+        messages=turns,
+        has_tools=bool(declared),
+        text=text,
+        ids=tuple(tokenizer.encode(text)),
+        encode=tokenizer.encode,
+        render=render,
+    )
+    return made, tokenizer
+
+
+def head(made: Outline, tokenizer: Tokenizer, length: int) -> str:
+    return tokenizer.decode(made.ids[:length], keep=range(tokenizer.vocab_size))
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_transcript_ends_before_what_opens_the_reply(kind: str) -> None:
+    made, tokenizer = outline(BODY + TAIL, [SYSTEM, HELLO], kind=kind)
+    length = made.transcript()
+    opened = tokenizer.encode("<|im_start|>assistant\n")
+    assert 0 < len(made.ids) - length <= len(opened) + 1
+    assert made.ids[length] == tokenizer.token_id("<|im_start|>")
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_opening_ends_before_the_first_user_text(kind: str) -> None:
+    for text in ("hello", "0 and x", "x", "0"):
+        made, tokenizer = outline(
+            BODY + TAIL, [SYSTEM, {"role": "user", "content": text}], [TOOL], kind=kind
+        )
+        length = made.opening()
+        read = head(made, tokenizer, length)
+        assert "look" in read
+        assert "think" in read
+        assert not read.endswith(text[0])
+        other, _ = outline(BODY + TAIL, [SYSTEM, HELLO], [TOOL], kind=kind)
+        assert other.opening() == length
+        assert other.ids[:length] == made.ids[:length]
+
+
+def test_opening_without_system_and_tools_is_none() -> None:
+    made, _ = outline(BODY + TAIL, [HELLO])
+    assert made.opening() == 0
+
+
+def test_opening_of_tools_alone_is_found() -> None:
+    made, tokenizer = outline(BODY + TAIL, [HELLO], [TOOL])
+    assert "look" in head(made, tokenizer, made.opening())
+
+
+TRANSCRIPTS = {
+    "template closes the text": (BODY + TAIL + "{% if not add_generation_prompt %}END{% endif %}"),
+    "template opens in any case": BODY + "<|im_start|>assistant\n",
+    "template opens with a text that joins the last token": BODY.replace("<|im_end|>\\n", " hel")
+    + "{% if add_generation_prompt %}lo{% endif %}",
+}
+
+
+@pytest.mark.parametrize("name", TRANSCRIPTS)
+def test_transcript_of_odd_templates_is_a_shared_prefix(name: str) -> None:
+    made, tokenizer = outline(TRANSCRIPTS[name], [SYSTEM, HELLO])
+    plain = tokenizer.encode(made.render(made.messages, opens_reply=False))
+    length = made.transcript()
+    assert 0 < length <= len(made.ids)
+    assert tuple(plain[:length]) == made.ids[:length]
+
+
+def test_template_that_refuses_a_transcript_or_a_probe_gives_none() -> None:
+    refusing = "{% if not add_generation_prompt %}{{ raise_exception('no') }}{% endif %}"
+    made, _ = outline(refusing + BODY + TAIL, [SYSTEM, HELLO])
+    with pytest.raises(TemplateError):
+        made.render(made.messages, opens_reply=False)
+    assert made.transcript() == 0
+    picky = "{% if messages[-1].content | length < 3 %}{{ raise_exception('short') }}{% endif %}"
+    made, _ = outline(picky + BODY + TAIL, [SYSTEM, HELLO])
+    assert made.opening() == 0
+    assert made.transcript() > 0
