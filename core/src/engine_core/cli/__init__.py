@@ -23,24 +23,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    from engine_core.cli.output import Output
-    from engine_core.cli.parser import build_parser
-    from engine_core.errors import EngineError, InvalidRequest
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:  # before a command had started
+        return 130
 
-    arguments = build_parser().parse_args(sys.argv[1:] if argv is None else argv)
+
+def _run(argv: Sequence[str]) -> int:
+    from engine_core.cli.output import BadUsage, Output, OutputError, prepare_streams
+    from engine_core.cli.parser import build_parser
+    from engine_core.errors import EngineError
+
+    prepare_streams()
+    arguments = build_parser().parse_args(argv)
     output = Output(as_json=arguments.json)
     try:
-        return int(arguments.run(arguments, output))
-    except KeyboardInterrupt:
-        output.finish_line()
-        return 130
-    except InvalidRequest as error:
-        output.error(error)
-        return 2 if error.code.startswith("cli.") else 1
-    except EngineError as error:
-        output.error(error)
-        return 1
+        try:
+            return int(arguments.run(arguments, output))
+        except KeyboardInterrupt:
+            output.finish_line()
+            return 130
+        except OutputError:
+            raise
+        except EngineError as error:
+            output.error(error)
+            return 2 if isinstance(error, BadUsage) else 1
     except BrokenPipeError:
         # The reader went away (`engine generate ... | head`): nothing is left to say.
-        sys.stderr.close()
+        output.give_up()
         return 0
+    except OutputError as error:
+        output.note(f"error: {error} [{error.code}]")
+        output.give_up()
+        return 1

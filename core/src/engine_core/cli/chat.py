@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from engine_core.cli.generate import stream_reply
+from engine_core.cli.generate import report, stream_reply
 from engine_core.cli.options import (
     generation_options,
     load_client,
@@ -61,7 +61,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                     messages.pop()
                     output.error(error)
                     continue
-                output.line()
+                if output.as_json:
+                    report(reply, client.info.memory.peak, output)
+                else:
+                    output.line()
                 answer: dict[str, Any] = {"role": "assistant", "content": reply.text}
                 messages.append(answer)
         if len(messages) > len(opening):
@@ -71,7 +74,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 def _ask(output: Output) -> str | None:
     """Prompt for one line; ``None`` at the end of input."""
-    if sys.stdin.isatty():
+    if sys.stdin is None:  # closed by the parent
+        return None
+    if sys.stdin.isatty() and not output.as_json:
         output.text("> ")
     line = sys.stdin.readline()
     return line.strip() if line else None

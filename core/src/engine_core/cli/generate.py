@@ -11,6 +11,7 @@ from engine_core.cli.options import (
     restore_cache,
     save_cache,
 )
+from engine_core.cli.output import BadUsage
 
 if TYPE_CHECKING:
     import argparse
@@ -101,8 +102,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     Returns:
         Exit code.
     """
-    prompt = read_prompt(arguments.prompt)
+    if arguments.ignore_chat_template:
+        _refuse_template_flags(arguments)
     options = generation_options(arguments)
+    prompt = read_prompt(arguments.prompt)
     loading = {"template": False} if arguments.ignore_chat_template else {}
     with load_client(
         arguments, output, extra_eos_tokens=tuple(arguments.extra_eos_token), **loading
@@ -110,8 +113,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         restore_cache(client, arguments.prompt_cache_file, output)
         stored: dict[str, Any] = {"prompt": prompt}
         if arguments.ignore_chat_template:
-            options.pop("template_options", None)
-            options.pop("thinking", None)
             events = client.stream_complete(prompt, **options)
         else:
             messages = [{"role": "user", "content": prompt}]
@@ -127,3 +128,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         report(reply, client.info.memory.peak, output)
         save_cache(client, arguments.prompt_cache_file, output, **stored, **options)
     return 0
+
+
+def _refuse_template_flags(arguments: argparse.Namespace) -> None:
+    """Refuse what only a chat template could honour."""
+    for flag in ("system_prompt", "prefill_response", "thinking", "chat_template_config"):
+        if getattr(arguments, flag) is not None:
+            name = f"--{flag.replace('_', '-')}"
+            raise BadUsage(f"{name}: needs the chat template, got --ignore-chat-template")

@@ -7,7 +7,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from engine_core.cli.options import load_plugins
-from engine_core.errors import EngineError, InvalidRequest
+from engine_core.cli.output import BadUsage
+from engine_core.errors import EngineError
 
 if TYPE_CHECKING:
     import argparse
@@ -33,10 +34,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         Exit code.
 
     Raises:
-        InvalidRequest: Neither a checkpoint nor ``--backend`` was given.
+        BadUsage: Neither a checkpoint nor ``--backend`` was given.
     """
     if arguments.model is None and not arguments.backend:
-        raise InvalidRequest("inspect: needs DIR or --backend, got neither", code="cli.inspect")
+        raise BadUsage("inspect: needs DIR or --backend, got neither", code="cli.inspect")
     if arguments.backend:
         _write(output, "backend", _backend_facts())
     if arguments.model is not None:

@@ -6,9 +6,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
+from engine_core.cli.output import BadUsage
 from engine_core.errors import InvalidRequest
+from engine_core.request import GenerateOptions
 
 if TYPE_CHECKING:
     import argparse
@@ -75,8 +77,16 @@ def read_prompt(text: str) -> str:
 
     Returns:
         The prompt.
+
+    Raises:
+        BadUsage: Standard input is closed.
     """
-    return sys.stdin.read() if text == "-" else text
+    if text != "-":
+        return text
+    stream: TextIO | None = sys.stdin
+    if stream is None:
+        raise BadUsage("--prompt: '-' needs standard input, got a closed one")
+    return stream.read()
 
 
 def generation_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -89,7 +99,8 @@ def generation_options(arguments: argparse.Namespace) -> dict[str, Any]:
         Keyword arguments.
 
     Raises:
-        InvalidRequest: ``--chat-template-config`` is not a JSON object.
+        BadUsage: ``--chat-template-config`` is not a JSON object, or an option is out of its
+            range; found out before the model is loaded.
     """
     options: dict[str, Any] = {
         "max_tokens": arguments.max_tokens,
@@ -110,17 +121,21 @@ def generation_options(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.chat_template_config is not None:
         try:
             config = json.loads(arguments.chat_template_config)
-        except ValueError as error:
-            raise InvalidRequest(
+        except (ValueError, RecursionError) as error:
+            raise BadUsage(
                 f"--chat-template-config: must be a JSON object, got invalid JSON ({error})",
                 code="cli.template_config",
             ) from error
         if not isinstance(config, dict):
-            raise InvalidRequest(
+            raise BadUsage(
                 f"--chat-template-config: must be a JSON object, got {type(config).__name__}",
                 code="cli.template_config",
             )
         options["template_options"] = config
+    try:
+        GenerateOptions.parse(**options)
+    except InvalidRequest as error:
+        raise BadUsage(str(error), code=error.code, hint=error.hint) from error
     return options
 
 

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any, TextIO
 
-if TYPE_CHECKING:
-    from engine_core.errors import EngineError
+from engine_core.errors import EngineError, InvalidRequest
 
-__all__ = ["Output"]
+__all__ = ["BadUsage", "Output", "OutputError", "prepare_streams"]
 
 BAR_CELLS = 30
+
+
+class BadUsage(InvalidRequest):
+    """The command line cannot be honoured as it was written; exit code 2."""
+
+    default_code = "cli.usage"
+
+
+class OutputError(EngineError):
+    """Standard output is closed or full."""
+
+    default_code = "cli.output"
+
+
+def prepare_streams() -> None:
+    """Make the standard streams take any text; what an encoding lacks is escaped.
+
+    Bytes on standard input that are no text become lone surrogates, which the request refuses
+    with a typed error. A stream the parent closed is left as it is, ``None``.
+    """
+    for stream, errors in (
+        (sys.stdin, "surrogateescape"),
+        (sys.stdout, "backslashreplace"),
+        (sys.stderr, "backslashreplace"),
+    ):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 class Output:
@@ -24,7 +52,7 @@ class Output:
             as_json: Write one JSON object a line instead of text.
         """
         self.as_json = as_json
-        self.shows_progress = sys.stderr.isatty() and not as_json
+        self.shows_progress = _is_terminal(sys.stderr) and not as_json
         self._bar_shown = False
 
     def text(self, text: str) -> None:
@@ -34,8 +62,7 @@ class Output:
             text: Written as it is, without a line end.
         """
         self.clear_bar()
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        _write(text)
 
     def line(self, text: str = "") -> None:
         """Write one line to standard output.
@@ -44,8 +71,7 @@ class Output:
             text: The line.
         """
         self.clear_bar()
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        _write(text + "\n")
 
     def record(self, type_name: str, /, **fields: Any) -> None:
         """Write one JSON object.
@@ -54,17 +80,21 @@ class Output:
             type_name: Value of its ``type`` field.
             **fields: Further JSON-like fields.
         """
-        self.line(json.dumps({"type": type_name, **fields}, ensure_ascii=False, default=str))
+        # ASCII, so that the line is valid JSON in whatever encoding standard output has.
+        self.line(json.dumps({"type": type_name, **fields}, allow_nan=False, default=str))
 
     def note(self, text: str) -> None:
-        """Write one line to standard error.
+        """Write one line to standard error, if anybody listens there.
 
         Args:
             text: The line.
         """
         self.clear_bar()
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        try:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+        except (AttributeError, OSError):  # closed by the parent, or its reader left
+            return
 
     def error(self, error: EngineError) -> None:
         """Report a typed error.
@@ -82,8 +112,20 @@ class Output:
     def finish_line(self) -> None:
         """End an interrupted line on a terminal."""
         self.clear_bar()
-        if sys.stdout.isatty():
+        if _is_terminal(sys.stdout):
             self.line()
+
+    def give_up(self) -> None:
+        """Send what is still buffered for standard output nowhere, so that nothing can fail on it.
+
+        Otherwise the interpreter tries once more at exit, and complains.
+        """
+        try:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+        except (AttributeError, OSError, ValueError):  # closed, or no file at all
+            return
 
     def progress(self, label: str, done: int, total: int) -> None:
         """Draw a progress bar; nothing when standard error is not a terminal.
@@ -109,3 +151,21 @@ class Output:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
             self._bar_shown = False
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
+
+
+def _write(text: str) -> None:
+    """Write to standard output; a reader that left is the caller's ``BrokenPipeError``."""
+    stream: TextIO | None = sys.stdout
+    if stream is None:
+        raise OutputError("standard output: must be open, got a closed one")
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        raise OutputError(f"standard output: must take everything, got {exc.strerror!r}") from exc

@@ -23,6 +23,15 @@ def _command(module: str) -> Callable[[argparse.Namespace, Output], int]:
     return run
 
 
+def _count(text: str) -> int:
+    """Read a number of at least one."""
+    number = int(text)
+    if number < 1:
+        msg = f"must be at least 1, got {number}"
+        raise argparse.ArgumentTypeError(msg)
+    return number
+
+
 def _add_model(parser: argparse.ArgumentParser, *, positional: bool) -> None:
     """Add the arguments that name a checkpoint and say how to load it."""
     if positional:
@@ -139,7 +148,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     bench = add("bench", "bench", "measure prefill and decode speed")
     _add_model(bench, positional=False)
-    bench.add_argument("--prompt-tokens", type=int, default=512)
-    bench.add_argument("--max-tokens", "-m", type=int, default=64)
-    bench.add_argument("--runs", type=int, default=3)
+    bench.add_argument("--prompt-tokens", type=_count, default=512)
+    bench.add_argument("--max-tokens", "-m", type=_count, default=64)
+    bench.add_argument("--runs", type=_count, default=3)
     return parser
