@@ -263,20 +263,6 @@ class Client(AsyncClientMethods):
         for job in tuple(self._jobs):
             self._lease.worker.cancel(job)
 
-    def close(self) -> None:
-        """Cancel this handle's requests; the last handle ends the worker and waits for it.
-
-        Idempotent.
-
-        Raises:
-            AffinityError: Called inside a callback of this client (``reentrant_call``).
-            ClientClosed: Called in a forked process.
-        """
-        self._lease.worker.check_caller()
-        self._closed = True
-        if self._release.detach() is not None:
-            self._lease.release(self._jobs, wait=True)
-
     def __enter__(self) -> Self:
         """Return the client."""
         return self

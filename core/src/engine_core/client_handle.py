@@ -43,6 +43,20 @@ class ClientHandle:
         self._release.atexit = False  # the worker module joins every worker at exit
         self._closed = False
 
+    def close(self) -> None:
+        """Cancel this handle's requests; the last handle ends the worker and waits for it.
+
+        Idempotent.
+
+        Raises:
+            AffinityError: Called inside a callback of this client (``reentrant_call``).
+            ClientClosed: Called in a forked process.
+        """
+        self._lease.worker.check_caller()
+        self._closed = True
+        if self._release.detach() is not None:
+            self._lease.release(self._jobs, wait=True)
+
     def _check_open(self) -> None:
         self._lease.worker.check_caller()
         if self._closed:

@@ -317,16 +317,16 @@ def dequantize(
     to ``(i + 1) * bits``, across the borders of words.
 
     Args:
-        words: ``[rows, words]`` uint32.
-        scales: ``[rows, groups]``: floating, or uint8 holding powers of two (``mx`` modes) or
+        words: ``[..., rows, words]`` uint32.
+        scales: ``[..., rows, groups]``: floating, or uint8 holding powers of two (``mx`` modes) or
             8-bit floats (``nvfp4``).
-        biases: ``[rows, groups]`` floating in affine mode.
+        biases: ``[..., rows, groups]`` floating in affine mode.
         mode: ``affine``, ``mxfp4``, ``mxfp8`` or ``nvfp4``.
         bits: Bits a value.
         group_size: Values a scale.
 
     Returns:
-        ``[rows, columns]`` float64.
+        ``[..., rows, columns]`` float64.
 
     Raises:
         ValueError: The mode is unknown.
@@ -338,7 +338,8 @@ def dequantize(
         np.ascontiguousarray(words, "<u4").view(np.uint8), axis=-1, bitorder="little"
     )
     columns = stream.shape[-1] // bits
-    digits = stream[:, : columns * bits].reshape(len(words), columns, bits).astype(np.int64)
+    digits = stream[..., : columns * bits].reshape(*words.shape[:-1], columns, bits)
+    digits = digits.astype(np.int64)
     codes = (digits << np.arange(bits)).sum(axis=-1)
 
     def spread(groups: Any) -> Array:
