@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+import attrs
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from mlx.utils import tree_flatten
 
 from engine_core.checkpoint import load as load_module
 from engine_core.checkpoint.load import choose_compute_dtype, load_model, read_checkpoint
-from engine_core.errors import ConfigError, EngineError, InvalidRequest
-from engine_core.family import Architecture, MediaPlan, MtpPlan, NormFold
+from engine_core.errors import ConfigError, EngineError, InvalidRequest, PluginError
+from engine_core.family import Architecture, Full, MediaPlan, MtpPlan, NormFold
 from engine_core.kernels import KernelRegistry
 from engine_core.nn import Embedding, Linear, Module, RMSNorm
 from engine_core.quantization import MODES, QuantizationSpec
@@ -501,3 +502,39 @@ def test_headers_plan_and_quantization_are_checked_without_mlx(tmp_path, monkeyp
         monkeypatch.setattr(mx, name, refuse)
     with pytest.raises(ConfigError):
         load(path)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "shown"),
+    [
+        (ZeroDivisionError("no"), "ZeroDivisionError"),
+        (SystemExit(3), "SystemExit"),
+        (None, "NoneType"),
+        (object(), "object"),
+    ],
+)
+def test_build_that_raises_or_makes_no_model_is_a_plugin_error(
+    tmp_path: Path, outcome, shown
+) -> None:
+    def build(_):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    with read_checkpoint(save(tmp_path)) as checkpoint:
+        answers = answer(checkpoint)
+        answers = attrs.evolve(
+            answers, architecture=attrs.evolve(answers.architecture, build=build)
+        )
+        with pytest.raises(PluginError, match=shown) as caught:
+            load_model(checkpoint, answers, kernels=KernelRegistry(), compute_dtype=mx.float32)
+    assert caught.value.code == "plugin.build"
+
+
+def test_architecture_takes_layers_once_and_only_a_callable_build() -> None:
+    layer = Full(kv_heads=1, head_dim=8)
+    sizes = {"vocab_size": 4, "hidden_size": 4, "context_length": 4}
+    made = Architecture(build=len, layers=(one for one in [layer]), **sizes)
+    assert made.layers == (layer,)
+    with pytest.raises(TypeError):
+        Architecture(build=3, layers=(layer,), **sizes)

@@ -520,7 +520,11 @@ class FailingModel(HybridModel):
 @BOTH
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(KeyError("layer"), "model.forward"), (ModelError("own", code="model.own"), "model.own")],
+    [
+        (KeyError("layer"), "model.forward"),
+        (SystemExit(3), "model.forward"),
+        (ModelError("own", code="model.own"), "model.own"),
+    ],
 )
 def test_decoder_forward_fails_after_its_token_was_delivered(lookahead, error, code):
     model = FailingModel(len(PROMPT) + 4, "forward", error)

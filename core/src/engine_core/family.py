@@ -172,6 +172,11 @@ LayerSpec = Full | Sliding | Recurrent | Shared
 """What a layer remembers, as data; core builds the caches from it."""
 
 
+def _layers(values: Iterable[LayerSpec]) -> tuple[LayerSpec, ...]:
+    """Keep what is walked more than once: a plugin may give a generator."""
+    return tuple(values)
+
+
 @attrs.frozen(kw_only=True)
 class Architecture:
     """A model's structure, known before any weight is read.
@@ -187,8 +192,10 @@ class Architecture:
         notes: Remarks for ``client.info`` (text-only degrade and the like).
     """
 
-    build: Callable[[BuildContext], CausalLM]
-    layers: tuple[LayerSpec, ...]
+    build: Callable[[BuildContext], CausalLM] = attrs.field(
+        validator=attrs.validators.is_callable()
+    )
+    layers: tuple[LayerSpec, ...] = attrs.field(converter=_layers)
     vocab_size: int = attrs.field(validator=_positive)
     hidden_size: int = attrs.field(validator=_positive)
     context_length: int = attrs.field(validator=_positive)

@@ -56,7 +56,8 @@ class _Running:
 class ReplyStream(_Running):
     """A blocking iterator over the events of one request; the last one carries ``reply``.
 
-    Usable as a context manager, which closes it.
+    Usable as a context manager, which closes it. An open stream that nobody reads holds the worker
+    once the events it may buffer are there: other requests wait until it is read on or closed.
     """
 
     def __iter__(self) -> Iterator[Event]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import mlx.core as mx
+from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from engine_core.checkpoint.matching import (
@@ -21,7 +22,7 @@ from engine_core.checkpoint.matching import (
 from engine_core.checkpoint.quantization import plan_quantization
 from engine_core.checkpoint.reader import Checkpoint, read_checkpoint
 from engine_core.checkpoint.weights import ARRAY_TYPES, Job, materialise
-from engine_core.errors import CheckpointError, InvalidRequest
+from engine_core.errors import CheckpointError, EngineError, InvalidRequest, PluginError
 from engine_core.limits import LIMITS
 from engine_core.nn.linear import Linear, arrange_weight
 from engine_core.nn.quantized import dequantize, quantize_module
@@ -153,8 +154,7 @@ def load_model(
         plan_quantization, checkpoint.config, answers.weight_plan, weights.infos, limits=limits
     )
     context = BuildContext(compute_dtype=compute_dtype, quantization=plan_layers(), kernels=kernels)
-    # Every model is an ``nn.Module``, which the protocol cannot say; its methods have no types.
-    model: Any = answers.architecture.build(context)
+    model = _build(answers, context)
     dense = _shapes(model)
     stored = _of_model(plan_layers(widths=_widths(dense)), dense)
     expected = _packed_shapes(dense, stored)
@@ -175,6 +175,29 @@ def load_model(
         digests=digests,
         notes=(*stored.notes, *notes),
     )
+
+
+def _build(answers: SpecAnswers, context: BuildContext) -> Any:
+    """Let the plugin make its model.
+
+    Every model is an ``nn.Module``, which the protocol cannot say; its methods have no types.
+    """
+    try:
+        model = answers.architecture.build(context)
+    except EngineError:
+        raise
+    except (Exception, SystemExit) as exc:
+        # The plugin boundary: whatever a family's code raises becomes one typed error.
+        raise PluginError(
+            f"build: must make the model, got {type(exc).__name__}: {exc}",
+            code="plugin.build",
+            hint="the family plugin's build raised; its own error is the cause",
+        ) from exc
+    if not isinstance(model, nn.Module):
+        raise PluginError(
+            f"build: must give an mlx.nn.Module, got {type(model).__name__}", code="plugin.build"
+        )
+    return model
 
 
 def _check_optional_modules(answers: SpecAnswers, checkpoint: Checkpoint) -> frozenset[str]:

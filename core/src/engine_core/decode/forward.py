@@ -51,7 +51,7 @@ def forward_hidden(
     except RuntimeError as exc:
         # So MLX reports a failed evaluation, perhaps of work queued before.
         raise evaluation_error(exc) from exc
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         # The plugin boundary: whatever a family's code raises becomes one typed error.
         raise ModelError(
             f"forward: must run at position {position}, got {type(exc).__name__}: {exc}",
@@ -87,7 +87,7 @@ def head_rows(model: CausalLM, hidden: mx.array, position: int) -> mx.array:
         raise
     except RuntimeError as exc:
         raise evaluation_error(exc) from exc
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         # The plugin boundary, as in forward_hidden.
         raise ModelError(
             f"head: must run at position {position}, got {type(exc).__name__}: {exc}",
