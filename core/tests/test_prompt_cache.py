@@ -28,6 +28,7 @@ from engine_core import (
 from engine_core.cache.base import cache_nbytes
 from engine_core.cache.kv import KvCache
 from engine_core.cache.pool import PromptPool, make_pool
+from engine_core.cache.recurrent import RecurrentCache
 from engine_core.decode.choice import TokenChooser
 from engine_core.plugins import Plugins
 from engine_core.testing import layered
@@ -460,6 +461,23 @@ def test_failed_pool_insert_does_not_fail_the_reply(
     assert any_session.cache_info().entries == 0
     assert any_session.cache_info().failed >= 2
     assert any_session.generate(messages, max_tokens=4).token_ids == reply.token_ids
+
+
+def test_family_that_leaves_a_cache_unused_is_served_without_reuse(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = RecurrentCache.advance
+
+    def forget(self: Any, slots: Any, rows: int, inputs: Any, replay: Any) -> None:
+        original(self, slots, rows, inputs, replay)
+        self.reset()
+
+    monkeypatch.setattr(RecurrentCache, "advance", forget)
+    for _ in range(2):
+        reply = session.generate([SYSTEM, user("hello")], max_tokens=3)
+        assert reply.usage.cached_tokens == 0
+    assert session.cache_info().entries == 0
+    assert session.cache_info().failed > 0
 
 
 def test_interrupt_in_the_middle_of_a_forward_drops_what_it_shared(

@@ -21,6 +21,7 @@ from engine_core.testing.layered import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 KINDS = {
     "full": ("full", "full"),
@@ -40,19 +41,15 @@ SETTINGS = settings(
 )
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def kinds(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    return KINDS[request.param]
-
-
-@pytest.fixture(scope="module", params=TEMPLATES)
+@pytest.fixture(
+    scope="module", params=[f"{kind}-{template}" for kind in KINDS for template in TEMPLATES]
+)
 def session(
-    request: pytest.FixtureRequest,
-    kinds: tuple[str, ...],
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Session]:
+    kind, _, template = request.param.partition("-")
     path = write_layered_checkpoint(
-        tmp_path_factory.mktemp("layered"), kinds, chat_template=TEMPLATES[request.param]
+        tmp_path_factory.mktemp("layered"), KINDS[kind], chat_template=TEMPLATES[template]
     )
     with Session.load(path, plugins=Plugins.load(extra=[layered])) as loaded:
         yield loaded
@@ -62,6 +59,9 @@ def test_chat_random_conversations_equal_cold_runs(session: Session) -> None:
     run_state_machine_as_test(chat_machine(session), settings=SETTINGS)
 
 
-def test_token_random_conversations_equal_cold_runs(session: Session) -> None:
-    vocab_size = session.info.vocab_size
-    run_state_machine_as_test(token_machine(session, vocab_size), settings=SETTINGS)
+@pytest.mark.parametrize("kind", [*KINDS, "none"])
+def test_token_random_conversations_equal_cold_runs(kind: str, tmp_path: Path) -> None:
+    path = write_layered_checkpoint(tmp_path / "model", KINDS.get(kind, ()))
+    with Session.load(path, plugins=Plugins.load(extra=[layered])) as session:
+        vocab_size = session.info.vocab_size
+        run_state_machine_as_test(token_machine(session, vocab_size), settings=SETTINGS)

@@ -86,10 +86,12 @@ class PromptStart:
         if caches is not None:
             origin = caches[0].offset if caches else 0
             return cls(caches, origin=origin, loaded=loaded, prompt=prompt, is_own=False)
-        pool = loaded.pool if uses_pool else None
+        fresh = loaded.new_caches()
+        # A model without layers has no state that could be stored.
+        pool = loaded.pool if uses_pool and fresh else None
         hit = None if pool is None else pool.find(loaded.spec.fingerprint, prompt.key)
         if hit is None:
-            return cls(loaded.new_caches(), loaded=loaded, prompt=prompt, pool=pool)
+            return cls(fresh, loaded=loaded, prompt=prompt, pool=pool)
         return cls(
             hit.caches,
             hit.length,
@@ -142,7 +144,8 @@ class PromptStart:
         for length, kind in wanted.items():
             forks = fork_caches(self.caches)
             for cache in distinct_caches(forks):
-                cache.trim_to(length)
+                if cache.can_trim_to(length):
+                    cache.trim_to(length)
             self._snapshots.append(_Snapshot(length, kind, forks))
         while self._snapshots:
             self._publish(self._snapshots.pop(0))

@@ -24,7 +24,7 @@ from engine_core.cache.base import (
 from engine_core.cache.pool_budget import Ledger
 from engine_core.cache.pool_entry import Entry, EntryKind
 from engine_core.cache.pool_tree import PrefixTree
-from engine_core.errors import BackendError, CacheError
+from engine_core.errors import BackendError
 from engine_core.info import PromptCacheInfo
 from engine_core.limits import LIMITS, Limits
 from engine_core.option_checks import integer, nullable, number
@@ -143,19 +143,13 @@ class PromptPool:
             kind: Why it is stored.
 
         Returns:
-            Whether the prefix is stored now. It is not when it is larger than the whole budget or
-            the device could not copy its state.
-
-        Raises:
-            CacheError: A layer does not hold exactly the prefix.
+            Whether the prefix is stored now. It is not when a layer does not hold exactly the
+            prefix (a family may leave a cache unused), when it is larger than the whole budget, or
+            when the device could not copy its state.
         """
-        offsets = {cache.offset for cache in caches}
-        if offsets != {len(key.ids)} or not key.ids:
-            raise CacheError(
-                f"prompt cache: every layer must hold the {len(key.ids)} tokens of the prefix, "
-                f"got {sorted(offsets)}",
-                code="cache.key",
-            )
+        if {cache.offset for cache in caches} != {len(key.ids)}:
+            self._failed += 1
+            return False
         tree = self._trees.setdefault(fingerprint, PrefixTree())
         node = tree.place(key.symbols())
         if node.entry is not None:
@@ -174,7 +168,7 @@ class PromptPool:
             self._failed += 1
             tree.remove(node)
             return False
-        entry = Entry(fingerprint, caches, kind, key.media, node)
+        entry = Entry(fingerprint, caches, kind, node)
         tree.store(node, entry, max(cache.earliest for cache in caches))
         self._use(entry)
         return True

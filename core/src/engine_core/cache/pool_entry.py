@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from engine_core.prompt_key import PromptKey
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine_core.cache.base import LayerCache
     from engine_core.cache.pool_tree import Node
-    from engine_core.prompt_key import MediaSpan
 
 __all__ = ["Entry", "EntryKind"]
 
@@ -38,7 +35,6 @@ class Entry:
         fingerprint: Identity of the model.
         caches: One a layer; views of shared buffers, or memory of their own.
         kind: Why it is stored.
-        media: Media items inside it.
         node: Its place in the tree.
         order: Grows with every use; the least goes first.
         used: When it was last used (seconds of the pool's clock).
@@ -47,7 +43,6 @@ class Entry:
     fingerprint: str
     caches: Sequence[LayerCache]
     kind: EntryKind
-    media: tuple[MediaSpan, ...]
     node: Node[Entry]
     order: int = 0
     used: float = 0.0
@@ -56,10 +51,3 @@ class Entry:
     def length(self) -> int:
         """Tokens."""
         return self.node.depth
-
-    @property
-    def key(self) -> PromptKey:
-        """The prefix, spelled out."""
-        symbols = self.node.symbols()
-        ids = (symbol[0] if isinstance(symbol, tuple) else symbol for symbol in symbols)
-        return PromptKey(tuple(one for one in ids if isinstance(one, int)), self.media)

@@ -45,15 +45,6 @@ class Node(Generic[EntryT]):
         self.earliest = math.inf
         self.reach = math.inf
 
-    def symbols(self) -> tuple[Hashable, ...]:
-        """Spell the prefix out."""
-        edges = []
-        node: Node[EntryT] | None = self
-        while node is not None:
-            edges.append(node.edge)
-            node = node.parent
-        return tuple(symbol for edge in reversed(edges) for symbol in edge)
-
     def update_reach(self) -> None:
         """Recompute ``reach`` from here up to the root."""
         node: Node[EntryT] | None = self

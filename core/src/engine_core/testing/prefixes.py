@@ -32,7 +32,8 @@ class PromisedPrefixes:
     """Predicts how many tokens of a prompt are served, as long as nothing is evicted.
 
     A recurrent layer cannot be rewound at all. A sliding one holds its window and 16 rows more, as
-    far as they had been fed to it: right after a rewind there may be fewer.
+    far as they had been fed to it: right after a rewind there may be fewer. A model without layers
+    has nothing to store.
     """
 
     def __init__(self, layers: Iterable[LayerSpec]) -> None:
@@ -42,6 +43,7 @@ class PromisedPrefixes:
             layers: The model's.
         """
         layers = tuple(layers)
+        self._has_state = bool(layers)
         self._is_fixed = any(isinstance(layer, Recurrent) for layer in layers)
         self._windows = [layer.window for layer in layers if isinstance(layer, Sliding)]
         self._stored: dict[tuple[int, ...], _Stored] = {}
@@ -55,7 +57,7 @@ class PromisedPrefixes:
                 what served them held.
             is_certain: Whether it is, and not only may be stored.
         """
-        if not ids:
+        if not ids or not self._has_state:
             return
         key = tuple(ids)
         earliest, certain = self._bounds(key, fed_after)
