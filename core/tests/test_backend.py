@@ -68,8 +68,8 @@ def test_load_mlx_without_mlx_names_the_install_line(monkeypatch, untouched):
 @pytest.mark.parametrize(
     ("platform", "line"),
     [
-        ("linux", "pip install 'mlx[cpu]>=0.32.1,<0.33'"),
-        ("darwin", "pip install 'mlx>=0.32.1,<0.33'"),
+        ("linux", "pip install 'mlx[cpu]>=0.32.4,<0.33'"),
+        ("darwin", "pip install 'mlx>=0.32.4,<0.33'"),
         ("win32", "no wheels for this platform"),
     ],
 )

@@ -38,8 +38,8 @@ __all__ = [
 # Each of these puts a libmlx into the same folder, so that the last one installed wins.
 BACKEND_DISTRIBUTIONS = ("mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13", "mlx-metal")
 INSTALL_LINES = {
-    "linux": "pip install 'mlx[cpu]>=0.32.1,<0.33' (NVIDIA: 'mlx[cuda13]>=0.32.1,<0.33')",
-    "darwin": "pip install 'mlx>=0.32.1,<0.33' (Apple silicon, macOS 14 or later)",
+    "linux": "pip install 'mlx[cpu]>=0.32.4,<0.33' (NVIDIA: 'mlx[cuda13]>=0.32.4,<0.33')",
+    "darwin": "pip install 'mlx>=0.32.4,<0.33' (Apple silicon, macOS 14 or later)",
 }
 
 

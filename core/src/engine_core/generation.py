@@ -72,7 +72,9 @@ def checked_token_ids(
     ids = []
     for index, value in enumerate(values):
         try:
-            number = -1 if isinstance(value, bool) else operator.index(value)
+            # Older NumPy turns its booleans into numbers, with a warning.
+            is_boolean = type(value).__name__ in ("bool", "bool_")
+            number = -1 if is_boolean else operator.index(value)
         except TypeError:  # no integer: a float, a text, a row of a matrix
             number = -1
         if not 0 <= number <= limits.tensor_dimension:
