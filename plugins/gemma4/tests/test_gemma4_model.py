@@ -220,5 +220,6 @@ def test_bfloat16_stays_near_float32(name: str, tmp_path: Path) -> None:
     with load(path) as session:
         exact = session.score(prompt())
     with Session.load(path, template=False, compute_dtype="bfloat16") as session:
-        # A rounded router score may choose another expert for a row, so no single row is bounded.
-        assert np.abs(session.score(prompt()) - exact).mean() < 0.05 * exact.std()
+        # A rounded router score may choose another expert for a row, so no single row is bounded;
+        # transformers in bfloat16 is 0.02 (dense) and 0.04 (sparse) away on average.
+        assert np.abs(session.score(prompt()) - exact).mean() < 0.1 * exact.std()

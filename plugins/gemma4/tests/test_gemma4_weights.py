@@ -47,10 +47,7 @@ def answers_of(config: dict[str, Any], shapes: Shapes) -> SpecAnswers:
     parsed = CheckpointConfig(config)
     plugins = Plugins.load()
     owner = plugins.resolve_owner(config["model_type"], (), None)
-    tensors = {
-        key: TensorInfo(shape, "U32" if key.endswith("u32") else "BF16")
-        for key, shape in shapes.items()
-    }
+    tensors = {key: TensorInfo(shape, "BF16") for key, shape in shapes.items()}
     return resolve_spec_answers(plugins, owner, parsed, tensors, CheckpointConfig())
 
 
@@ -331,9 +328,13 @@ def pack(
             for part in mx.quantize(mx.array(value), group_size=spec.group_size, bits=spec.bits)
         )
         packed |= {f"{path}.weight": words, f"{path}.scales": scales, f"{path}.biases": biases}
-        dense[key] = dequantize(
+        words, scales, biases = (
+            part.reshape(-1, part.shape[-1]) for part in (words, scales, biases)
+        )
+        rows = dequantize(
             words, scales, biases, mode="affine", bits=spec.bits, group_size=spec.group_size
-        ).astype(np.float32)
+        )
+        dense[key] = rows.reshape(value.shape).astype(np.float32)
     return packed, dense
 
 
@@ -416,7 +417,8 @@ def test_override_of_fused_experts_fans_out() -> None:
     )
     paths = answers.weight_plan.map_path
     assert paths("model.layers.0.experts.gate_up_proj") == (
-        "language_model.model.layers.0.experts.gate_up_proj",
+        "language_model.model.layers.0.experts.gate_proj",
+        "language_model.model.layers.0.experts.up_proj",
     )
     assert paths("model.layers.0.experts.switch_glu.down_proj") == (
         "language_model.model.layers.0.experts.down_proj",

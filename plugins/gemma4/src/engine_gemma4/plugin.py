@@ -11,7 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from engine_core.checkpoint.config import CheckpointConfig
-    from engine_core.family import LayerSpec, TensorInfo, WeightPlan
+    from engine_core.family import (
+        LayerSpec,
+        TemplateDialect,
+        TensorInfo,
+        ToolSyntax,
+        WeightPlan,
+    )
     from engine_core.step import BuildContext, CausalLM
     from engine_gemma4.layers import LayerConfig
 
@@ -38,10 +44,27 @@ def engine_families() -> Iterable[FamilyInfo]:
                 "Gemma4AssistantForCausalLM",
                 "Gemma4UnifiedAssistantForCausalLM",
             },
-            dialects=("chatml",),
+            dialects=("gemma4",),
+            tool_syntaxes=("gemma4",),
             text_only=False,
         )
     ]
+
+
+@hookimpl
+def engine_template_dialects() -> Iterable[TemplateDialect]:
+    """Bring the dialect that puts tool results beside their calls."""
+    from engine_gemma4.template import GEMMA4_DIALECT
+
+    return [GEMMA4_DIALECT]
+
+
+@hookimpl
+def engine_tool_syntaxes() -> Iterable[ToolSyntax]:
+    """Bring the call syntax with the argument language of its own."""
+    from engine_gemma4.tools import GEMMA4_SYNTAX
+
+    return [GEMMA4_SYNTAX]
 
 
 @hookimpl
@@ -82,6 +105,8 @@ def engine_architecture(
         vocab_size=parsed.vocab_size,
         hidden_size=parsed.hidden_size,
         context_length=parsed.context_length,
+        # After its calls a model asks for their results, which ends the reply.
+        extra_eos=("<|tool_response>",),
         notes=tuple(notes),
     )
 

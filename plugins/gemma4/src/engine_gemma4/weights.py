@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from engine_core.family import Concat, Drop, Rename, Rule, WeightPlan
+from engine_core.family import Drop, Rename, Rule, Split, WeightPlan
 from engine_core.fusion import fuse_rows, mlp_fusions
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ __all__ = ["HEAD", "LAYERS", "TEXT", "missing_modules", "weight_plan"]
 TEXT: Final = "language_model.model."
 LAYERS: Final = f"{TEXT}layers."
 HEAD: Final = "language_model.lm_head.weight"
-PACKED: Final = ("weight", "scales", "biases")
 TOWERS: Final = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
 UNIFIED_EMBEDDER: Final = "vision_embedder."
 GLOBALS: Final = (
@@ -67,7 +66,7 @@ def weight_plan(config: Gemma4Config, tensors: Mapping[str, TensorInfo]) -> Weig
     """
     rules = (*CANONICAL_RULES, *_shared_layers(config.layers))
     mapped = WeightPlan(rules).resolve(tensors).infos
-    rules += tuple(_expert_names(config, mapped))
+    rules += tuple(_expert_stacks(config, mapped))
     mapped = WeightPlan(rules).resolve(tensors).infos
     return WeightPlan((*rules, *_fusions(config, mapped)))
 
@@ -98,13 +97,8 @@ def missing_modules(config: Gemma4Config, keys: frozenset[str]) -> tuple[str, ..
                 (f"{block}post_per_layer_input_norm",),
             ]
         if config.moe is not None:
-            joined = f"{block}experts.gate_up_proj"
-            wanted += [
-                (f"{block}router.proj",),
-                (f"{block}experts.gate_proj", joined),
-                (f"{block}experts.up_proj", joined),
-                (f"{block}experts.down_proj",),
-            ]
+            names = ("router.proj", "experts.gate_proj", "experts.up_proj", "experts.down_proj")
+            wanted += [(block + name,) for name in names]
     if config.per_layer_width:
         wanted += [
             (f"{TEXT}embed_tokens_per_layer",),
@@ -127,17 +121,19 @@ def _shared_layers(layers: Sequence[LayerConfig]) -> Iterator[Rule]:
                 )
 
 
-def _expert_names(config: Gemma4Config, mapped: Mapping[str, TensorInfo]) -> Iterator[Rule]:
-    """Bring both layouts of the experts to module paths."""
+def _expert_stacks(config: Gemma4Config, mapped: Mapping[str, TensorInfo]) -> Iterator[Rule]:
+    """Bring both layouts of the experts to one stack a projection."""
     if config.moe is None:
         return
+    width = config.moe.width
     for index in range(len(config.layers)):
         experts = f"{LAYERS}{index}.experts."
         yield Rename(f"{experts}switch_glu.", experts)
-        for name in ("gate_up_proj", "down_proj"):
-            if f"{experts}{name}" in mapped:
-                # The original layout stores these tensors without a ".weight" ending.
-                yield Rename(f"{experts}{name}", f"{experts}{name}.weight")
+        # The original layout joins gate and up, and stores its tensors without a ".weight" ending.
+        parts = (f"{experts}gate_proj.weight", f"{experts}up_proj.weight")
+        yield Split(f"{experts}gate_up_proj", into=parts, sizes=(width, width), axis=1)
+        if f"{experts}down_proj" in mapped:
+            yield Rename(f"{experts}down_proj", f"{experts}down_proj.weight")
 
 
 def _fusions(config: Gemma4Config, mapped: Mapping[str, TensorInfo]) -> Iterator[Rule]:
@@ -148,31 +144,4 @@ def _fusions(config: Gemma4Config, mapped: Mapping[str, TensorInfo]) -> Iterator
             names = ("q", "k") if layer.key_is_value else ("q", "k", "v")
             parts = [f"{block}{name}_proj" for name in names]
             yield from fuse_rows(parts, f"{block}{''.join(names)}_proj", mapped)
-        if config.moe is not None:
-            yield from _fuse_experts(f"{LAYERS}{index}.experts.", mapped)
     yield from mlp_fusions(LAYERS.removesuffix("."), len(config.layers), mapped)
-
-
-def _fuse_experts(experts: str, mapped: Mapping[str, TensorInfo]) -> Iterator[Rule]:
-    """Join gate and up of every expert, gate rows first, when they are packed alike."""
-    gate, up = (
-        {part: mapped.get(f"{experts}{name}_proj.{part}") for part in PACKED}
-        for name in ("gate", "up")
-    )
-    if gate["weight"] is None or any(
-        (one is None) != (other is None)
-        or (
-            one is not None
-            and other is not None
-            and (one.shape, one.dtype) != (other.shape, other.dtype)
-        )
-        for one, other in zip(gate.values(), up.values(), strict=True)
-    ):
-        return
-    for part, info in gate.items():
-        if info is not None:
-            yield Concat(
-                sources=(f"{experts}gate_proj.{part}", f"{experts}up_proj.{part}"),
-                into=f"{experts}gate_up_proj.{part}",
-                axis=1,
-            )
