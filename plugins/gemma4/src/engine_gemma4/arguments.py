@@ -15,7 +15,6 @@ import heapq
 import itertools
 import math
 import re
-from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
@@ -27,8 +26,10 @@ from engine_core.limits import LIMITS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["DELIMITER", "read_arguments"]
+__all__ = ["CLOSE", "DELIMITER", "OPEN", "Arguments", "read_arguments"]
 
+OPEN: Final = "<|tool_call>"
+CLOSE: Final = "<tool_call|>"
 DELIMITER: Final = '<|"|>'
 MAX_ENTRIES: Final = 256
 MAX_KEY_BYTES: Final = 128
@@ -83,11 +84,13 @@ class _Run:
 
     Attributes:
         events: Steps in order.
-        place: The next string; ``None`` at the end of the text.
+        place: The next string, ``None`` at the end of the call.
+        end: Place after the closer at the end of the call.
     """
 
     events: tuple[_Event, ...]
     place: _Place | None
+    end: int = 0
 
 
 @attrs.frozen
@@ -98,53 +101,64 @@ class _Edge:
     close: int
 
 
+@attrs.frozen
+class Arguments:
+    """The arguments of one call.
+
+    Attributes:
+        end: Place after the closer of the call.
+        readings: What they may mean; more than one only where delimiters inside texts allow it.
+    """
+
+    end: int
+    readings: tuple[Mapping[str, Any], ...]
+
+
 class _RefusedError(Exception):
     """No reading, or more work than a call is worth."""
 
 
-def read_arguments(text: str) -> tuple[Mapping[str, Any], ...]:
-    """Read the arguments of a call.
+def read_arguments(text: str, begin: int, stop: int) -> Arguments | None:
+    """Read the arguments of a call and its closer.
 
     Args:
-        text: From the opening brace to the closing one, space around them allowed.
+        text: The reply.
+        begin: Place of the opening brace, space before it allowed.
+        stop: Nothing is read from here on.
 
     Returns:
-        All readings that take the fewest delimiters for text and repeat no key, at most 64; none
-        when the text breaks the grammar or a bound.
+        All readings that take the fewest delimiters for text and repeat no key, at most 64;
+        ``None`` when the text breaks the grammar or a bound.
     """
-    if text.count(DELIMITER) % 2:
-        return ()
     try:
-        return tuple(_Reader(text).readings())
+        return _Reader(text, stop).read(begin)
     except _RefusedError:
-        return ()
+        return None
 
 
 class _Reader:
-    """Finds the readings of one text."""
+    """Finds the readings of one call."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, stop: int) -> None:
         self._text = text
-        self._delimiters = [match.start() for match in re.finditer(re.escape(DELIMITER), text)]
+        self._stop = stop
         self._runs: dict[tuple[int, str, bool], _Run | None] = {}
 
-    def readings(self) -> Iterator[Mapping[str, Any]]:
-        """Give the readings that repeat no key."""
-        start = _SPACE.match(self._text)
-        begin = start.end() if start else 0
+    def read(self, begin: int) -> Arguments | None:
+        """Read from the opening brace to the closer."""
+        begin = _skip_space(self._text, begin, self._stop)
         if not self._text.startswith("{", begin):
-            return
+            return None
         first = self._run(begin, "", "value")
         if first is None:
-            return
-        if first.place is None:
-            paths: list[list[_Edge]] = [[]]
-        else:
-            paths = list(self._shortest_paths(first.place))
-        for path in paths:
-            arguments = _build(self._events(first, path))
-            if arguments is not None:
-                yield arguments
+            return None
+        paths: list[list[_Edge]] = [[]]
+        end = first.end
+        if first.place is not None:
+            end, paths = self._shortest_paths(first.place)
+        built = [_build(self._events(first, path)) for path in paths]
+        readings = tuple(arguments for arguments in built if arguments is not None)
+        return Arguments(end, readings) if readings else None
 
     def _events(self, first: _Run, path: list[_Edge]) -> Iterator[_Event]:
         """Lay out the steps of one reading."""
@@ -166,37 +180,56 @@ class _Reader:
             self._runs[state] = self._run(at, place.stack, expecting)
         return self._runs[state]
 
-    def _shortest_paths(self, first: _Place) -> Iterator[list[_Edge]]:
-        """Find every way to the end that takes the fewest delimiters for text."""
+    def _shortest_paths(self, first: _Place) -> tuple[int, list[list[_Edge]]]:
+        """Find the end of the call, and every way there with the fewest delimiters in texts."""
         order = itertools.count()
         into: dict[_Place, list[_Edge]] = {first: []}
         reached = {first: 0}
         ends: list[_Edge] = []
-        best = math.inf
-        heap = [(0, next(order), first, bisect_left(self._delimiters, first.at) + 1)]
+        end, best = 0, math.inf
+        # Delimiters taken for text, a number that keeps order, the string, where to look for its
+        # close, and how many of them are in this string.
+        heap = [(0, next(order), first, first.at + len(DELIMITER), 0)]
         for _ in range(MAX_STEPS):
             if not heap or heap[0][0] > best:
-                return (yield from self._walk(into, ends))
-            cost, _number, place, index = heapq.heappop(heap)
-            if index == len(self._delimiters):
+                return end, list(self._walk(into, ends))
+            cost, _number, place, begin, inside = heapq.heappop(heap)
+            close = self._text.find(DELIMITER, begin, self._stop)
+            if close < 0 or not self._may_hold(place.at, close, inside):
                 continue
-            edge = _Edge(place, self._delimiters[index])
             # The alternative: this delimiter is text, and the string goes on.
-            heapq.heappush(heap, (cost + 1, next(order), place, index + 1))
+            further = (cost + 1, next(order), place, close + len(DELIMITER), inside + 1)
+            heapq.heappush(heap, further)
+            edge = _Edge(place, close)
             run = self._after(edge)
             if run is None:
                 continue
             if run.place is None:
-                best = cost
+                # An odd number of delimiters, or two places to end at, leave the meaning open.
+                if cost % 2 or (ends and run.end != end):
+                    raise _RefusedError
+                end, best = run.end, cost
                 ends.append(edge)
             elif run.place not in reached:
                 reached[run.place] = cost
                 into[run.place] = [edge]
-                following = bisect_left(self._delimiters, run.place.at) + 1
-                heapq.heappush(heap, (cost, next(order), run.place, following))
+                begin = run.place.at + len(DELIMITER)
+                heapq.heappush(heap, (cost, next(order), run.place, begin, 0))
             elif reached[run.place] == cost:
                 into[run.place].append(edge)
         raise _RefusedError
+
+    def _may_hold(self, at: int, close: int, inside: int) -> bool:
+        """Whether a string may hold the markers in it.
+
+        A text may quote one. But a text with delimiters in it that goes on beyond a marker is a
+        broken call that swallows the next one, and so is one that ends a call and begins another.
+        """
+        opener = self._text.rfind(OPEN, at, close)
+        closer = self._text.find(CLOSE, at, close)
+        if inside:
+            return opener < 0 and closer < 0
+        return opener < 0 or closer < 0 or opener < closer
 
     @staticmethod
     def _walk(into: Mapping[_Place, list[_Edge]], ends: list[_Edge]) -> Iterator[list[_Edge]]:
@@ -216,18 +249,18 @@ class _Reader:
             yield _unlink(path)
 
     def _run(self, at: int, stack: str, expecting: Expecting) -> _Run | None:
-        """Read up to the next string in delimiters, or to the end of the text."""
-        text = self._text
+        """Read up to the next string in delimiters, or to the closer of the call."""
+        text, stop = self._text, self._stop
         events: list[_Event] = []
         while True:
-            space = _SPACE.match(text, at)
-            at = space.end() if space else at
+            at = _skip_space(text, at, stop)
             if expecting == "next" and not stack:
-                return _Run(tuple(events), None) if at == len(text) else None
-            if expecting in ("first_key", "key", "value", "first_item") and text.startswith(
-                DELIMITER, at
-            ):
+                closed = text.startswith(CLOSE, at, stop)
+                return _Run(tuple(events), None, at + len(CLOSE)) if closed else None
+            if expecting not in ("colon", "next") and text.startswith(DELIMITER, at, stop):
                 return _Run(tuple(events), _Place(at, stack, expecting in ("first_key", "key")))
+            if at >= stop:
+                return None
             step = _step(text, at, stack, expecting)
             if step is None:
                 return None
@@ -260,6 +293,11 @@ def _step(
         return at + 1, stack + sign, "first_key" if sign == "{" else "first_item", _Event(sign)
     found = _json_string(text, at) if sign == '"' else _scalar(text, at)
     return None if found is None else (found[0], stack, "next", _Event("value", found[1]))
+
+
+def _skip_space(text: str, at: int, stop: int) -> int:
+    match = _SPACE.match(text, at, stop)
+    return at if match is None else match.end()
 
 
 def _bare_key(text: str, at: int) -> tuple[int, Any] | None:

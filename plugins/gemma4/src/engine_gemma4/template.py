@@ -62,6 +62,10 @@ def _fold(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
         if message.role == "tool":
             raise _unmatched(message.tool_call_id)
         spelled = message_to_dict(message)
+        if message.reasoning is not None:
+            # The templates write these two newlines themselves.
+            reasoning = message.reasoning.removeprefix("\n").removesuffix("\n")
+            spelled["reasoning_content"] = reasoning
         results: list[Message] = []
         while message.tool_calls and at < len(messages) and messages[at].role == "tool":
             results.append(messages[at])

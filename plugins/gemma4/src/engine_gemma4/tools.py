@@ -14,20 +14,18 @@ import attrs
 
 from engine_core.family import Proposal, Typed
 from engine_core.limits import LIMITS
-from engine_gemma4.arguments import DELIMITER, read_arguments
+from engine_gemma4.arguments import CLOSE, DELIMITER, OPEN, read_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from engine_core.messages import ToolDecl
 
-__all__ = ["CLOSE", "GEMMA4_SYNTAX", "OPEN", "Gemma4Syntax"]
+__all__ = ["GEMMA4_SYNTAX", "Gemma4Syntax"]
 
 MAX_CALLS: Final = 64
 MAX_OPENERS: Final = 256
 
-OPEN: Final = "<|tool_call>"
-CLOSE: Final = "<tool_call|>"
 _HEAD = re.compile(rf"\s*+call\s*+:\s*+(?P<name>[A-Za-z0-9_.:-]{{1,{LIMITS.tool_name_chars}}})")
 
 
@@ -43,8 +41,7 @@ class Gemma4Syntax:
     def parse(self, text: str, tools: Sequence[ToolDecl]) -> tuple[Proposal, ...]:  # noqa: ARG002 - the markup states all types
         """Read the completed calls of a reply.
 
-        A call ends at the first closer: it is one token, which no text that a model means to write
-        contains.
+        The grammar decides where a call ends, so a closer quoted in a text cuts nothing.
 
         Args:
             text: The answer part of a finished reply.
@@ -60,32 +57,31 @@ def _proposals(text: str) -> Iterator[Proposal]:
     found = at = 0
     for _ in range(MAX_OPENERS):
         start = text.find(OPEN, at)
-        close = text.find(CLOSE, start + len(OPEN))
-        if start < 0 or close < 0 or found == MAX_CALLS or at > LIMITS.arguments_total_bytes:
+        if start < 0 or found == MAX_CALLS or at > LIMITS.arguments_total_bytes:
             return
-        # What stands inside a refused block is its text, not the place of another call.
-        at = close + len(CLOSE)
-        proposal = _read_call(text, start, close)
+        at, proposal = _read_call(text, start)
         if proposal is not None:
             found += 1
             yield proposal
 
 
-def _read_call(text: str, start: int, close: int) -> Proposal | None:
+def _read_call(text: str, start: int) -> tuple[int, Proposal | None]:
+    """Read one call; give where to go on, and the call when it is one."""
     begin = start + len(OPEN)
-    head = _HEAD.match(text, begin, close)
-    if head is None or close - begin > LIMITS.arguments_bytes:
-        return None
-    readings = read_arguments(text[head.end() : close])
-    if not readings:
-        return None
-    return Proposal(
-        span=(start, close + len(CLOSE)),
-        name=head["name"],
-        readings=tuple(
-            {key: Typed(value) for key, value in arguments.items()} for arguments in readings
-        ),
+    stop = min(len(text), begin + LIMITS.arguments_bytes)
+    head = _HEAD.match(text, begin, stop)
+    if head is None:
+        return begin, None
+    arguments = read_arguments(text, head.end(), stop)
+    if arguments is None:
+        # What stands inside a refused call is its text, not the place of another call.
+        close = text.find(CLOSE, begin, stop)
+        return stop if close < 0 else close + len(CLOSE), None
+    readings = tuple(
+        {key: Typed(value) for key, value in reading.items()} for reading in arguments.readings
     )
+    span = (start, arguments.end)
+    return arguments.end, Proposal(span=span, name=head["name"], readings=readings)
 
 
 GEMMA4_SYNTAX = Gemma4Syntax()

@@ -1,6 +1,6 @@
 """Record the goldens of this folder's parent with transformers in float32.
 
-    python plugins/gemma4/tests/oracle/record_goldens.py
+    python plugins/gemma4/tests/oracle/record_goldens_gemma4.py
 
 Needs torch, transformers and numpy.
 """
@@ -77,7 +77,7 @@ def main() -> None:
     file = GOLDENS / "tiny_logits.npz"
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     manifest = {
-        "generator": "plugins/gemma4/tests/oracle/record_goldens.py",
+        "generator": "plugins/gemma4/tests/oracle/record_goldens_gemma4.py",
         "seed": SEED,
         "versions": {
             "torch": torch.__version__.split("+")[0],
