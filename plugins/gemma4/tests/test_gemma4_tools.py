@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -292,10 +291,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_text_ends_without_a_call(text: str) -> None:
-    started = time.monotonic()
     assert GEMMA4_SYNTAX.parse(text, ()) == ()
-    # A bound on work, far above what it takes.
-    assert time.monotonic() - started < 20
 
 
 # ---------------------------------------------------------------- an exhaustive second opinion

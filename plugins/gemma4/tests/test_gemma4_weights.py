@@ -385,9 +385,20 @@ def mixed_recipe(path: str) -> QuantizationSpec | None:
     return None if path.endswith("3.mlp.down_proj") else all_projections(path)
 
 
-@pytest.mark.parametrize("root", ["model.", "language_model.model.", "model.language_model."])
-@pytest.mark.parametrize("recipe", [all_projections, mixed_recipe])
-@pytest.mark.parametrize("policy", ["keep", "dequantize"])
+CONVERTED = "language_model.model."
+
+
+@pytest.mark.parametrize(
+    ("policy", "recipe", "root"),
+    [
+        ("keep", all_projections, CONVERTED),
+        ("keep", all_projections, "model."),
+        ("keep", all_projections, "model.language_model."),
+        ("keep", mixed_recipe, CONVERTED),
+        ("dequantize", all_projections, CONVERTED),
+        ("dequantize", mixed_recipe, "model."),
+    ],
+)
 def test_converted_packed_moe_equals_the_dense_original_layout(
     policy: str, recipe: Any, root: str, tmp_path: Path
 ) -> None:
