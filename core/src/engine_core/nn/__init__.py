@@ -3,10 +3,17 @@
 Parameters are placeholders until a loader fills them. Importing this package imports MLX.
 """
 
-from engine_core.nn.attention import AttentionMask, attend, attention_mask
+from engine_core.nn.activations import gated, gelu_tanh, sigmoid, silu, softcap
+from engine_core.nn.attention import (
+    AttentionMask,
+    attend,
+    attention_mask,
+    merge_heads,
+    split_heads,
+)
 from engine_core.nn.embedding import Embedding
 from engine_core.nn.linear import Linear, arrange_weight
-from engine_core.nn.mlp import GatedMLP, silu
+from engine_core.nn.mlp import GatedMLP
 from engine_core.nn.module import Module, module_at, replace_module
 from engine_core.nn.norms import RMSNorm
 from engine_core.nn.quantized import (
@@ -31,8 +38,14 @@ __all__ = [
     "attend",
     "attention_mask",
     "dequantize",
+    "gated",
+    "gelu_tanh",
+    "merge_heads",
     "module_at",
     "quantize_module",
     "replace_module",
+    "sigmoid",
     "silu",
+    "softcap",
+    "split_heads",
 ]

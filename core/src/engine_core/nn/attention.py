@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import mlx.core as mx
+
+from engine_core.nn.activations import computes_on_cpu, exponent_scale, power
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine_core.cache.kv import KvCache
 
-__all__ = ["AttentionMask", "attend", "attention_mask"]
+__all__ = ["AttentionMask", "attend", "attention_mask", "merge_heads", "split_heads"]
+
+# Scores that a processor holds at once (64 MiB in float32), and the rows of a block.
+MOST_SCORES: Final = 1 << 24
+LEAST_ROWS, MOST_ROWS = 16, 128
 
 AttentionMask = mx.array | Literal["causal"] | None
 """``None`` when every row sees every key, ``"causal"`` for the triangle ending at the last key, or
@@ -73,4 +79,72 @@ def attend(
     Returns:
         ``[B, N, L, Dv]``.
     """
-    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+    if queries.dtype != mx.float32 or not computes_on_cpu():
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+    # MLX has no fused attention for a processor. Blocks of rows bound the memory of the scores,
+    # and a causal block leaves out the keys that none of its rows sees.
+    rows, stored = queries.shape[2], keys.shape[2]
+    size = max(LEAST_ROWS, min(MOST_ROWS, MOST_SCORES // (queries.shape[1] * stored)))
+    if rows <= size and mask is None:
+        return _attend_rows(queries, keys, values, scale, None)
+    blocks = []
+    for start in range(0, rows, size):
+        stop = min(start + size, rows)
+        block = queries[:, :, start:stop]
+        if isinstance(mask, mx.array):
+            seen: mx.array | None = mask[start:stop]
+            blocks.append(_attend_rows(block, keys, values, scale, seen))
+        elif mask is None:
+            blocks.append(_attend_rows(block, keys, values, scale, None))
+        else:
+            last = stored - rows + stop
+            seen = mx.arange(last)[None] <= mx.arange(last - stop + start, last)[:, None]
+            blocks.append(_attend_rows(block, keys[:, :, :last], values[:, :, :last], scale, seen))
+    return blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=2)
+
+
+def split_heads(x: mx.array, head_dim: int) -> mx.array:
+    """Bring the heads of joined rows in front of the rows.
+
+    Args:
+        x: ``[B, L, N * D]``.
+        head_dim: D.
+
+    Returns:
+        ``[B, N, L, D]``.
+    """
+    batch, rows, _ = x.shape
+    if rows == 1:
+        return x.reshape(batch, -1, 1, head_dim)
+    return x.reshape(batch, rows, -1, head_dim).swapaxes(1, 2)
+
+
+def merge_heads(x: mx.array) -> mx.array:
+    """Undo :func:`split_heads`.
+
+    Args:
+        x: ``[B, N, L, D]``.
+
+    Returns:
+        ``[B, L, N * D]``.
+    """
+    batch, _, rows, _ = x.shape
+    return (x if rows == 1 else x.swapaxes(1, 2)).reshape(batch, rows, -1)
+
+
+def _attend_rows(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, seen: mx.array | None
+) -> mx.array:
+    """Attend with all scores of a block in memory; the heads of one key head are one matrix."""
+    batch, heads, rows, width = queries.shape
+    kv_heads = keys.shape[1]
+    unit = exponent_scale(queries)
+    grouped = (queries * (scale * unit)).reshape(batch, kv_heads, -1, width)
+    scores = grouped @ keys.swapaxes(-1, -2)
+    if seen is not None:
+        bias = mx.where(seen, 0.0, -mx.inf)
+        scores = mx.unflatten(scores, 2, (heads // kv_heads, rows)) + bias
+        scores = mx.flatten(scores, 2, 3)
+    weights = power(scores - mx.max(scores, axis=-1, keepdims=True), unit)
+    total = mx.sum(weights, axis=-1, keepdims=True)
+    return ((weights @ values) / total).reshape(batch, heads, rows, -1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine_core.nn.module import Module
+from engine_core.nn.product import TransposedProduct
 from engine_core.nn.quantized import QuantizedEmbedding
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Embedding(Module):
             width: H.
         """
         super().__init__()
+        self._product = TransposedProduct()
         self.weight = mx.zeros((rows, width))
 
     def __call__(self, ids: mx.array) -> mx.array:
@@ -53,8 +55,7 @@ class Embedding(Module):
         Returns:
             ``[B, N, V]``.
         """
-        weight: mx.array = self["weight"]
-        return hidden @ weight.T
+        return self._product(hidden, self["weight"])
 
     def to_quantized(self, spec: QuantizationSpec) -> QuantizedEmbedding:
         """Make the packed table that takes this one's place.

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from engine_core.backend import backend_report
 from engine_core.nn.module import Module
+from engine_core.nn.product import TransposedProduct
 from engine_core.nn.quantized import QuantizedLinear
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Linear(Module):
             bias: Whether a bias is added.
         """
         super().__init__()
+        self._product = TransposedProduct()
         self.weight = mx.zeros((out_features, in_features))
         if bias:
             self.bias = mx.zeros((out_features,))
@@ -46,10 +48,8 @@ class Linear(Module):
         Returns:
             ``[..., out]``.
         """
-        weight: mx.array = self["weight"]
-        if "bias" in self:
-            return mx.addmm(self["bias"], x, weight.T)
-        return x @ weight.T
+        out = self._product(x, self["weight"])
+        return out + self["bias"] if "bias" in self else out
 
     def to_quantized(self, spec: QuantizationSpec) -> QuantizedLinear:
         """Make the packed layer that takes this one's place.

@@ -6,27 +6,14 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from engine_core.nn.activations import gated, silu
 from engine_core.nn.linear import Linear
 from engine_core.nn.module import Module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["GatedMLP", "silu"]
-
-
-def silu(x: mx.array) -> mx.array:
-    """Compute ``x * sigmoid(x)``.
-
-    Args:
-        x: Any shape, floating.
-
-    Returns:
-        The same shape and dtype.
-
-    Source: Elfwing et al. 2017, "Sigmoid-Weighted Linear Units".
-    """
-    return x * mx.sigmoid(x)
+__all__ = ["GatedMLP"]
 
 
 class GatedMLP(Module):
@@ -56,7 +43,7 @@ class GatedMLP(Module):
             activation: Elementwise function of the gate.
         """
         super().__init__()
-        self._activation = activation
+        self._gated = gated(activation)
         if fused:
             self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, bias=bias)
         else:
@@ -77,5 +64,5 @@ class GatedMLP(Module):
             gate, up = mx.split(self.gate_up_proj(x), 2, axis=-1)
         else:
             gate, up = self.gate_proj(x), self.up_proj(x)
-        out: mx.array = self.down_proj(self._activation(gate) * up)
+        out: mx.array = self.down_proj(self._gated(gate, up))
         return out

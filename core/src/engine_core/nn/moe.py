@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import mlx.core as mx
 
-from engine_core.nn.mlp import silu
+from engine_core.nn.activations import computes_on_cpu, gated, silu
 from engine_core.nn.module import Module
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class ExpertLinear(Module):
             ``[rows, 1, out]``.
         """
         weight: mx.array = self["weight"].swapaxes(-1, -2)
-        if x.dtype == mx.float32 or mx.default_device().type != mx.DeviceType.cpu:
+        if x.dtype == mx.float32 or not computes_on_cpu():
             return mx.gather_mm(x, weight, rhs_indices=experts, sorted_indices=ordered)
         # MLX multiplies gathered matrices on the CPU in float32 only.
         out = mx.gather_mm(
@@ -177,7 +177,7 @@ class GatedExperts(Module):
             activation: Elementwise function of the gate.
         """
         super().__init__()
-        self._activation = activation
+        self._gated = gated(activation)
         self.gate_proj = ExpertLinear(experts, hidden_size, intermediate_size)
         self.up_proj = ExpertLinear(experts, hidden_size, intermediate_size)
         self.down_proj = ExpertLinear(experts, intermediate_size, hidden_size)
@@ -205,7 +205,7 @@ class GatedExperts(Module):
             rows = mx.repeat(tokens, count, axis=0)
         gate = self.gate_proj(rows, chosen, ordered=ordered)
         up = self.up_proj(rows, chosen, ordered=ordered)
-        out = self.down_proj(self._activation(gate) * up, chosen, ordered=ordered)
+        out = self.down_proj(self._gated(gate, up), chosen, ordered=ordered)
         if ordered:
             out = out[mx.argsort(order)]
         out = out.reshape(*experts.shape, -1)

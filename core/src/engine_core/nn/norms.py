@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from engine_core.nn.activations import computes_on_cpu
 from engine_core.nn.module import Module
 
 __all__ = ["RMSNorm"]
+
+ONE_ROW = (1, 1)
 
 
 class RMSNorm(Module):
@@ -31,6 +34,7 @@ class RMSNorm(Module):
         """
         super().__init__()
         self._eps = eps
+        self._eps_term = mx.full((1, 1, 1), eps)
         if with_scale:
             self.weight = mx.ones((size,))
 
@@ -43,4 +47,10 @@ class RMSNorm(Module):
         Returns:
             The same shape and dtype.
         """
-        return mx.fast.rms_norm(x, self.get("weight"), self._eps)
+        weight = self.get("weight")
+        if x.dtype == mx.float32 and x.shape[:-1] == ONE_ROW and computes_on_cpu():
+            # MLX's own norm is made of ten operations on a processor: 19 us a row against 11.
+            row = mx.addmm(self._eps_term, x, x.swapaxes(1, 2), alpha=1.0 / x.size)
+            normal = x * mx.rsqrt(row)
+            return normal if weight is None else normal * weight
+        return mx.fast.rms_norm(x, weight, self._eps)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine_core.errors import ModelError
+from engine_core.nn.activations import computes_on_cpu
 from engine_core.nn.module import Module
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Rope(Module):
         # MLX takes the reciprocal of a frequency; that of a pair which stands still is infinite.
         periods = [1.0 / value if value else math.inf for value in spec.frequencies()]
         self._periods = mx.array(periods, dtype=mx.float32)
+        self._tables = _Tables(spec)
         factor = spec.attention_factor
         self._amplitude: mx.array | None = None
         if factor != 1.0:
@@ -57,17 +59,20 @@ class Rope(Module):
             ModelError: The positions have another shape, or an int offset leads beyond the
                 positions that the spec is exact for.
         """
-        if self._amplitude is not None:
-            x = x * self._amplitude.astype(x.dtype)
         if isinstance(positions, int):
             self._check_limit(positions + x.shape[2])
-            return self._rotate(x, positions)
-        if positions.shape != (x.shape[0], x.shape[2]):
+        elif positions.shape != (x.shape[0], x.shape[2]):
             raise ModelError(
                 "rope: positions must be an offset or one position a row, shape "
                 f"{(x.shape[0], x.shape[2])}, got {tuple(positions.shape)}",
                 code="model.positions",
             )
+        if x.dtype == mx.float32 and computes_on_cpu():
+            return self._tables.rotate(x, positions)
+        if self._amplitude is not None:
+            x = x * self._amplitude.astype(x.dtype)
+        if isinstance(positions, int):
+            return self._rotate(x, positions)
         if x.shape[2] == 1:
             return self._rotate(x, positions[:, 0])
         return self._rotate_each(x, positions)
@@ -98,3 +103,48 @@ class Rope(Module):
                 code="model.rope_limit",
                 hint="shorten the conversation",
             )
+
+
+class _Tables:
+    """Cosines and sines of a call's rows, computed once for all layers that share a rotation.
+
+    MLX's own rotation is made of some 15 operations on a processor, sines included, in every
+    layer: 50 us for one row of 12 heads, of which these 5 operations leave 12.
+    """
+
+    def __init__(self, spec: RopeSpec) -> None:
+        self._half, self._dims = spec.dims // 2, spec.dims
+        self._partial = spec.dims < spec.head_dim
+        self._factor = spec.attention_factor
+        self._frequencies = mx.array(spec.frequencies(), dtype=mx.float32)
+        self._rows: tuple[int | mx.array, int] | None = None
+        self._pair: tuple[mx.array, mx.array] | None = None
+
+    def rotate(self, x: mx.array, positions: int | mx.array) -> mx.array:
+        """Rotate float32 rows ``[B, N, L, D]``."""
+        cos, sin = self._of(positions, x.shape[2])
+        if not self._partial:
+            return x * cos + mx.roll(x, self._half, axis=-1) * sin
+        turned, rest = mx.split(x, [self._dims], axis=-1)
+        turned = turned * cos + mx.roll(turned, self._half, axis=-1) * sin
+        return mx.concatenate([turned, rest], axis=-1)
+
+    def _of(self, positions: int | mx.array, rows: int) -> tuple[mx.array, mx.array]:
+        """Make ``[..., L, dims]`` cosines, and sines negative where the partner comes second."""
+        if self._pair is not None and self._rows is not None:
+            known, length = self._rows
+            # Arrays count as the same only when they are the same object.
+            same = known is positions if isinstance(positions, mx.array) else known == positions
+            if same and length == rows:
+                return self._pair
+        if isinstance(positions, mx.array):
+            steps = positions[:, None, :, None]
+        else:
+            steps = mx.arange(positions, positions + rows)[:, None]
+        angles = steps.astype(mx.float32) * self._frequencies
+        cos, sin = mx.cos(angles), mx.sin(angles)
+        if self._factor != 1.0:
+            cos, sin = cos * self._factor, sin * self._factor
+        pair = mx.concatenate([cos, cos], axis=-1), mx.concatenate([-sin, sin], axis=-1)
+        self._rows, self._pair = (positions, rows), pair
+        return pair

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
-import mlx.nn
 
 from engine_core.nn import (
     Embedding,
@@ -16,6 +15,10 @@ from engine_core.nn import (
     Rope,
     attend,
     attention_mask,
+    gelu_tanh,
+    merge_heads,
+    softcap,
+    split_heads,
 )
 from engine_core.rope_spec import LinearScaling, RopeSpec
 from engine_core.step import StepInput, StepOutput
@@ -80,23 +83,23 @@ class Attention(Module):
             ``[B, L, H]``.
         """
         queries, keys, values = self._project(x)
-        queries = self._rope(self.q_norm(queries).swapaxes(1, 2), positions)
-        keys = self._rope(self.k_norm(keys).swapaxes(1, 2), positions)
-        keys, values = cache.append(keys, values.swapaxes(1, 2))
+        queries = self._rope(self.q_norm(queries), positions)
+        keys = self._rope(self.k_norm(keys), positions)
+        keys, values = cache.append(keys, values)
         out = attend(queries, keys, values, self._scale, mask)
-        return self.o_proj(out.swapaxes(1, 2).reshape(*x.shape[:2], -1))
+        return self.o_proj(merge_heads(out))
 
     def _project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Compute queries, keys and values, ``[B, L, heads, D]`` each."""
-        rows = x.shape[:2]
+        """Compute queries, keys and values, ``[B, heads, L, D]`` each."""
+        dim = self._head_dim
         if "qkv_proj" in self:
-            joined = self.qkv_proj(x).reshape(*rows, -1, self._head_dim)
-            keys_end = self._heads + self._kv_heads
-            queries, keys, values = mx.split(joined, [self._heads, keys_end], axis=2)
+            joined = split_heads(self.qkv_proj(x), dim)
+            borders = [self._heads, self._heads + self._kv_heads]
+            queries, keys, values = mx.split(joined, borders, axis=1)
             return queries, keys, values
-        queries = self.q_proj(x).reshape(*rows, -1, self._head_dim)
-        keys = self.k_proj(x).reshape(*rows, -1, self._head_dim)
-        return queries, keys, self.v_proj(x).reshape(*rows, -1, self._head_dim)
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        queries, keys, values = (split_heads(project(x), dim) for project in projections)
+        return queries, keys, values
 
 
 class Block(Module):
@@ -123,7 +126,7 @@ class Block(Module):
             width,
             config.intermediate_size,
             fused=fused_mlp,
-            activation=mlx.nn.gelu_approx,
+            activation=gelu_tanh,
         )
         self.post_feedforward_layernorm = RMSNorm(width, eps)
 
@@ -258,6 +261,4 @@ class Gemma3Model(Module):
             logits: mx.array = tower.lm_head(hidden)
         else:
             logits = tower.model.embed_tokens.as_linear(hidden)
-        if self._softcap is None:
-            return logits
-        return self._softcap * mx.tanh(logits / self._softcap)
+        return logits if self._softcap is None else softcap(logits, self._softcap)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from engine_core.nn import Linear, Module, RMSNorm, Rope, attend
+from engine_core.nn import Linear, Module, RMSNorm, Rope, attend, merge_heads, split_heads
 from engine_core.rope_spec import LinearScaling, RopeSpec
 from engine_gemma4.components import component
 
@@ -124,22 +124,22 @@ class Attention(Module):
             ModelError: A projection that this layer needs is not in the checkpoint.
         """
         queries, keys, values = self._project(x, shares=donated is not None)
-        queries = self._rope(self.q_norm(queries).swapaxes(1, 2), positions)
+        queries = self._rope(self.q_norm(queries), positions)
         if donated is None:
             norm = component(self, "k_norm", self._path)
-            keys = self._rope(norm(keys).swapaxes(1, 2), positions)
-            donated = cache.append(keys, self.v_norm(values).swapaxes(1, 2))
+            keys = self._rope(norm(keys), positions)
+            donated = cache.append(keys, self.v_norm(values))
         out = attend(queries, *donated, 1.0, mask)
-        return self.o_proj(out.swapaxes(1, 2).reshape(*x.shape[:2], -1)), donated
+        return self.o_proj(merge_heads(out)), donated
 
     def _project(self, x: mx.array, *, shares: bool) -> tuple[mx.array, mx.array, mx.array]:
-        """Compute queries, keys and values ``[B, L, heads, D]``; a sharing layer needs none."""
+        """Compute queries, keys and values ``[B, heads, L, D]``; a sharing layer needs none."""
         if "qkv_proj" in self:
             joined = self._heads(self.qkv_proj(x))
-            queries, keys, values = mx.split(joined, self._borders, axis=2)
+            queries, keys, values = mx.split(joined, self._borders, axis=1)
             return queries, keys, values
         if "qk_proj" in self:
-            queries, keys = mx.split(self._heads(self.qk_proj(x)), self._borders[:1], axis=2)
+            queries, keys = mx.split(self._heads(self.qk_proj(x)), self._borders[:1], axis=1)
             return queries, keys, keys
         queries = self._heads(self.q_proj(x))
         if shares:
@@ -150,4 +150,4 @@ class Attention(Module):
         return queries, keys, self._heads(component(self, "v_proj", self._path)(x))
 
     def _heads(self, rows: mx.array) -> mx.array:
-        return rows.reshape(*rows.shape[:2], -1, self._head_dim)
+        return split_heads(rows, self._head_dim)

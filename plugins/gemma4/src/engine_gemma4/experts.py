@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import mlx.core as mx
-import mlx.nn
 
-from engine_core.nn import Linear, Module
+from engine_core.nn import Linear, Module, gelu_tanh
 from engine_core.nn.moe import GatedExperts, softmax_top_k
 from engine_gemma4.components import component
 
@@ -83,7 +82,7 @@ class Experts(GatedExperts):
             hidden: H.
             parameters: Mapped keys of the checkpoint.
         """
-        super().__init__(hidden, config.width, config.experts, activation=mlx.nn.gelu_approx)
+        super().__init__(hidden, config.width, config.experts, activation=gelu_tanh)
         self._path = path
         for name in PROJECTIONS:
             if f"{path}{name}.weight" not in parameters:

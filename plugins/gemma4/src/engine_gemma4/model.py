@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
-import mlx.nn
 
-from engine_core.nn import Embedding, GatedMLP, Linear, Module, RMSNorm, attention_mask
+from engine_core.nn import (
+    Embedding,
+    GatedMLP,
+    Linear,
+    Module,
+    RMSNorm,
+    attention_mask,
+    gated,
+    gelu_tanh,
+    softcap,
+)
 from engine_core.step import StepInput, StepOutput
 from engine_gemma4.attention import Attention, make_rope
 from engine_gemma4.components import component
@@ -55,7 +64,7 @@ class Block(Module):
             width,
             layer.mlp_width,
             fused=f"{path}mlp.gate_up_proj.weight" in parameters,
-            activation=mlx.nn.gelu_approx,
+            activation=gelu_tanh,
         )
         self.post_feedforward_layernorm = RMSNorm(width, eps)
         if config.moe is not None:
@@ -119,7 +128,7 @@ class Block(Module):
         gate = component(self, "per_layer_input_gate", self._path)(x)
         projection = component(self, "per_layer_projection", self._path)
         norm = component(self, "post_per_layer_input_norm", self._path)
-        out: mx.array = norm(projection(mlx.nn.gelu_approx(gate) * per_layer))
+        out: mx.array = norm(projection(gated(gelu_tanh)(gate, per_layer)))
         return out
 
 
@@ -292,7 +301,7 @@ class Gemma4Model(Module):
         else:
             logits = tower.model.embed_tokens.as_linear(hidden)
         cap = self._config.final_softcap
-        return logits if cap is None else cap * mx.tanh(logits / cap)
+        return logits if cap is None else softcap(logits, cap)
 
     def _mask(self, cache: KvCache, rows: int, spans: Sequence[tuple[int, int]]) -> AttentionMask:
         rule = self._config.spans

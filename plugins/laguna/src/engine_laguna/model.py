@@ -15,6 +15,8 @@ from engine_core.nn import (
     Rope,
     attend,
     attention_mask,
+    merge_heads,
+    split_heads,
 )
 from engine_core.step import StepInput, StepOutput
 from engine_laguna.moe import SparseBlock
@@ -83,29 +85,30 @@ class Attention(Module):
         Returns:
             ``[B, L, H]``.
         """
-        rows = x.shape[:2]
         queries, keys, values = self._project(x)
-        queries = self._rope(self.q_norm(queries).swapaxes(1, 2), positions)
-        keys = self._rope(self.k_norm(keys).swapaxes(1, 2), positions)
-        keys, values = cache.append(keys, values.swapaxes(1, 2))
-        out = attend(queries, keys, values, self._scale, mask).swapaxes(1, 2)
+        queries = self._rope(self.q_norm(queries), positions)
+        keys = self._rope(self.k_norm(keys), positions)
+        keys, values = cache.append(keys, values)
+        out = merge_heads(attend(queries, keys, values, self._scale, mask))
         # softplus, without overflow
         gate = mx.logaddexp(self.g_proj(x).astype(mx.float32), 0.0).astype(out.dtype)
-        # The last axis is 1 for a gate a head, D for a gate a channel.
-        out = out * gate.reshape(*rows, self._heads, -1)
-        return self.o_proj(out.reshape(*rows, -1))
+        # A gate a channel lies as the merged heads do; a gate a head serves all its channels.
+        if gate.shape != out.shape:
+            heads = out.reshape(*gate.shape, self._head_dim) * gate[..., None]
+            return self.o_proj(heads.reshape(out.shape))
+        return self.o_proj(out * gate)
 
     def _project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Compute queries, keys and values, ``[B, L, heads, D]`` each."""
-        rows = x.shape[:2]
+        """Compute queries, keys and values, ``[B, heads, L, D]`` each."""
+        dim = self._head_dim
         if "qkv_proj" in self:
-            joined = self.qkv_proj(x).reshape(*rows, -1, self._head_dim)
-            keys_end = self._heads + self._kv_heads
-            queries, keys, values = mx.split(joined, [self._heads, keys_end], axis=2)
+            joined = split_heads(self.qkv_proj(x), dim)
+            borders = [self._heads, self._heads + self._kv_heads]
+            queries, keys, values = mx.split(joined, borders, axis=1)
             return queries, keys, values
-        queries = self.q_proj(x).reshape(*rows, -1, self._head_dim)
-        keys = self.k_proj(x).reshape(*rows, -1, self._head_dim)
-        return queries, keys, self.v_proj(x).reshape(*rows, -1, self._head_dim)
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        queries, keys, values = (split_heads(project(x), dim) for project in projections)
+        return queries, keys, values
 
 
 class Block(Module):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from engine_core.nn import GatedMLP, Linear, Module
+from engine_core.nn import GatedMLP, Linear, Module, sigmoid, softcap
 from engine_core.nn.moe import GatedExperts
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class Router(Module):
         """
         logits = self.proj(x.astype(mx.float32))
         if self._softcap is not None:
-            logits = self._softcap * mx.tanh(logits / self._softcap)
-        scores = mx.sigmoid(logits)
+            logits = softcap(logits, self._softcap)
+        scores = sigmoid(logits)
         ranked = scores + self.e_score_correction_bias
         experts = mx.argpartition(-ranked, self._chosen - 1, axis=-1)[..., : self._chosen]
         weights = mx.take_along_axis(scores, experts, axis=-1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import mlx.core as mx
+
 from engine_core.nn import (
     Embedding,
     GatedMLP,
@@ -13,13 +15,13 @@ from engine_core.nn import (
     Rope,
     attend,
     attention_mask,
+    merge_heads,
+    split_heads,
 )
 from engine_core.step import StepInput, StepOutput
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-
-    import mlx.core as mx
 
     from engine_core.cache.base import LayerCache
     from engine_core.cache.kv import KvCache
@@ -73,24 +75,21 @@ class Attention(Module):
         queries, keys, values = self._project(x, positions)
         keys, values = cache.append(keys, values)
         out = attend(queries, keys, values, self._scale, mask)
-        return self.o_proj(out.swapaxes(1, 2).reshape(*x.shape[:2], -1))
+        return self.o_proj(merge_heads(out))
 
     def _project(
         self, x: mx.array, positions: int | mx.array
     ) -> tuple[mx.array, mx.array, mx.array]:
         """Compute rotated queries, rotated keys and values, ``[B, heads, L, D]`` each."""
+        dim = self._head_dim
         if "qkv_proj" in self:
-            joined = self._split_heads(self.qkv_proj(x))
-            queries_and_keys = self._heads + self._kv_heads
-            rotated = self._rope(joined[:, :queries_and_keys], positions)
-            values = joined[:, queries_and_keys:]
-            return rotated[:, : self._heads], rotated[:, self._heads :], values
-        queries = self._rope(self._split_heads(self.q_proj(x)), positions)
-        keys = self._rope(self._split_heads(self.k_proj(x)), positions)
-        return queries, keys, self._split_heads(self.v_proj(x))
-
-    def _split_heads(self, x: mx.array) -> mx.array:
-        return x.reshape(*x.shape[:2], -1, self._head_dim).swapaxes(1, 2)
+            joined = split_heads(self.qkv_proj(x), dim)
+            turned, values = mx.split(joined, [self._heads + self._kv_heads], axis=1)
+            queries, keys = mx.split(self._rope(turned, positions), [self._heads], axis=1)
+            return queries, keys, values
+        queries = self._rope(split_heads(self.q_proj(x), dim), positions)
+        keys = self._rope(split_heads(self.k_proj(x), dim), positions)
+        return queries, keys, split_heads(self.v_proj(x), dim)
 
 
 class Block(Module):

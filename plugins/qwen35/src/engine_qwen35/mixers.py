@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from engine_core.nn import Linear, Module, RMSNorm, attend, silu
+from engine_core.nn import (
+    Linear,
+    Module,
+    RMSNorm,
+    attend,
+    gated,
+    merge_heads,
+    sigmoid,
+    silu,
+    split_heads,
+)
 from engine_core.nn.conv import CausalConv, conv_history
 from engine_core.nn.gated_delta import GatedDeltaRule, normalize_heads
 
@@ -71,17 +81,13 @@ class GatedAttention(Module):
         Returns:
             ``[B, L, H]``.
         """
-        batch, rows, _ = x.shape
         paired, keys, values = self._project(x)
-        paired = paired.reshape(batch, rows, self._heads, 2 * self._head_dim)
-        queries, gate = mx.split(paired, 2, axis=-1)
-        keys = keys.reshape(batch, rows, self._kv_heads, self._head_dim)
-        values = values.reshape(batch, rows, self._kv_heads, self._head_dim)
-        queries = self._rope(self.q_norm(queries).swapaxes(1, 2), rotation)
-        keys = self._rope(self.k_norm(keys).swapaxes(1, 2), rotation)
-        keys, values = cache.append(keys, values.swapaxes(1, 2))
-        out = attend(queries, keys, values, self._scale, mask).swapaxes(1, 2)
-        return self.o_proj((out * mx.sigmoid(gate)).reshape(batch, rows, -1))
+        queries, gate = mx.split(split_heads(paired, 2 * self._head_dim), 2, axis=-1)
+        queries = self._rope(self.q_norm(queries), rotation)
+        keys = self._rope(self.k_norm(split_heads(keys, self._head_dim)), rotation)
+        keys, values = cache.append(keys, split_heads(values, self._head_dim))
+        out = attend(queries, keys, values, self._scale, mask)
+        return self.o_proj(merge_heads(gated(sigmoid)(gate, out)))
 
     def _project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """Compute paired query and gate rows, keys, values, heads still joined."""
@@ -144,7 +150,7 @@ class GatedDeltaNet(Module):
         """
         batch, rows, _ = x.shape
         mixed, gate, rate, step = self._project(x)
-        beta = mx.sigmoid(rate.astype(mx.float32))
+        beta = sigmoid(rate.astype(mx.float32))
         shifted = step.astype(mx.float32) + self["dt_bias"].astype(mx.float32)
         # softplus, in a form that does not overflow.
         growth = mx.logaddexp(shifted, mx.zeros_like(shifted))
@@ -156,7 +162,7 @@ class GatedDeltaNet(Module):
         out, slots = self._recur(cache.slots, inputs, lengths)
         cache.advance(slots, rows, inputs, partial(self._replay, lengths))
         gate = gate.reshape(batch, rows, self._sizes.value_heads, -1).astype(mx.float32)
-        normal = self.norm(out) * silu(gate)
+        normal = gated(silu)(gate, self.norm(out))
         return self.out_proj(normal.astype(x.dtype).reshape(batch, rows, -1))
 
     def _project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:

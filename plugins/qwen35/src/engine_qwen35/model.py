@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-import mlx.core as mx
-
-from engine_core.nn import Embedding, GatedMLP, Linear, Module, RMSNorm, attention_mask
+from engine_core.nn import Embedding, GatedMLP, Linear, Module, RMSNorm, attention_mask, sigmoid
 from engine_core.nn.gated_delta import GatedDeltaRule
 from engine_core.nn.moe import GatedExperts, softmax_top_k
 from engine_core.step import StepInput, StepOutput
@@ -15,6 +13,8 @@ from engine_qwen35.rope import StreamRope
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+    import mlx.core as mx
 
     from engine_core.cache.base import LayerCache
     from engine_core.cache.kv import KvCache
@@ -64,7 +64,7 @@ class SparseMLP(Module):
         experts, weights = softmax_top_k(self.gate(x), self._per_token)
         # The weights are rounded to the activations' dtype, as in training.
         routed = self.switch_mlp(x, experts, weights.astype(x.dtype))
-        shared = mx.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
+        shared = sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
         return routed + shared
 
 
