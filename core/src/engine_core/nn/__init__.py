@@ -14,7 +14,7 @@ from engine_core.nn.attention import (
 from engine_core.nn.embedding import Embedding
 from engine_core.nn.linear import Linear, arrange_weight
 from engine_core.nn.mlp import GatedMLP
-from engine_core.nn.module import Module, module_at, replace_module
+from engine_core.nn.module import Derived, Module, module_at, replace_module
 from engine_core.nn.norms import RMSNorm
 from engine_core.nn.quantized import (
     QuantizedEmbedding,
@@ -26,6 +26,7 @@ from engine_core.nn.rope import Rope
 
 __all__ = [
     "AttentionMask",
+    "Derived",
     "Embedding",
     "GatedMLP",
     "Linear",

@@ -72,17 +72,29 @@ def delta_rule_step(
     Returns:
         Output ``[B, 1, Nv, Dv]`` and the new state.
     """
-    group = values.shape[2] // keys.shape[2]
-    # One pass over the state serves both products: S' q = g S q + d (k . q).
-    rows = mx.concatenate([keys.swapaxes(1, 2), queries.swapaxes(1, 2)], axis=2)
-    rows = mx.repeat(rows, group, axis=1)
-    key, query = rows[:, :, :1], rows[:, :, 1:]
-    decay = mx.exp(log_decay[:, 0])[..., None, None]
-    read = decay * (rows @ state.swapaxes(-1, -2))
-    correction = beta[:, 0][..., None, None] * (values.swapaxes(1, 2) - read[:, :, :1])
-    out = read[:, :, 1:] + correction * (key * query).sum(axis=-1, keepdims=True)
-    state = mx.addmm(decay * state, correction.swapaxes(-1, -2), key)
-    return out.swapaxes(1, 2), state
+    batch, _, key_heads, key_dim = keys.shape
+    heads, value_dim = values.shape[2:]
+    per_group = (batch, key_heads, 1, heads // key_heads)
+    decay = mx.exp(log_decay).reshape(*per_group, 1)
+    # The value heads of one key head are one matrix, and one pass over it serves both products:
+    # S' q = g S q + d (k . q).
+    stacked = state.reshape(batch, key_heads, -1, key_dim)
+    rows = mx.concatenate([keys, queries], axis=1).swapaxes(1, 2)
+    read = (rows @ stacked.swapaxes(-1, -2)).reshape(*per_group[:2], 2, -1, value_dim) * decay
+    read_key, read_query = mx.split(read, 2, axis=2)
+    correction = beta.reshape(*per_group, 1) * (values.reshape(*per_group, value_dim) - read_key)
+    overlap = (keys * queries).sum(axis=-1).reshape(batch, key_heads, 1, 1, 1)
+    out = read_query + correction * overlap
+    decayed = state.reshape(*per_group, value_dim, key_dim) * decay[..., None]
+    state = mx.addmm(
+        decayed.reshape(stacked.shape),
+        correction.reshape(batch, key_heads, -1, 1),
+        keys.reshape(batch, key_heads, 1, key_dim),
+    )
+    return (
+        out.reshape(batch, 1, heads, value_dim),
+        state.reshape(batch, heads, value_dim, key_dim),
+    )
 
 
 def chunked_delta_rule(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.nn as nn
 
 from engine_core.errors import ModelError
 
-__all__ = ["Module", "module_at", "replace_module"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import mlx.core as mx
+
+__all__ = ["Derived", "Module", "module_at", "replace_module"]
 
 
 class Module(nn.Module):
@@ -22,6 +27,35 @@ class Module(nn.Module):
     def __init__(self) -> None:
         """Start without parameters."""
         super().__init__()  # type: ignore[no-untyped-call]
+
+
+class Derived:
+    """What is computed from a parameter once, because parameters stay after the load."""
+
+    __slots__ = ("_compute", "_source", "_value")
+
+    def __init__(self, compute: Callable[[mx.array], mx.array]) -> None:
+        """Start without a value.
+
+        Args:
+            compute: Gives the value of a parameter.
+        """
+        self._compute = compute
+        self._source: mx.array | None = None
+        self._value: mx.array | None = None
+
+    def of(self, parameter: mx.array) -> mx.array:
+        """Give the value, computed again only when the parameter is another object.
+
+        Args:
+            parameter: The parameter as it is now.
+
+        Returns:
+            The value, perhaps not evaluated yet.
+        """
+        if self._value is None or self._source is not parameter:
+            self._source, self._value = parameter, self._compute(parameter)
+        return self._value
 
 
 def _child(parent: Any, name: str) -> Any:

@@ -28,7 +28,7 @@ class TransposedProduct:
     def __init__(self) -> None:
         """Start without a weight."""
         self._weight: mx.array | None = None
-        self._transposed: mx.array | None = None
+        self._transposed = mx.zeros(())
         self._stack: mx.array | None = None
         self._rest: mx.array | None = None
         self._in_features = 0

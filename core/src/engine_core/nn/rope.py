@@ -117,26 +117,22 @@ class _Tables:
         self._partial = spec.dims < spec.head_dim
         self._factor = spec.attention_factor
         self._frequencies = mx.array(spec.frequencies(), dtype=mx.float32)
-        self._rows: tuple[int | mx.array, int] | None = None
+        self._known: tuple[int | mx.array, int] = (0, 0)
         self._pair: tuple[mx.array, mx.array] | None = None
 
     def rotate(self, x: mx.array, positions: int | mx.array) -> mx.array:
         """Rotate float32 rows ``[B, N, L, D]``."""
         cos, sin = self._of(positions, x.shape[2])
         if not self._partial:
-            return x * cos + mx.roll(x, self._half, axis=-1) * sin
+            return x * cos + mx.roll(x, self._half, -1) * sin
         turned, rest = mx.split(x, [self._dims], axis=-1)
-        turned = turned * cos + mx.roll(turned, self._half, axis=-1) * sin
+        turned = turned * cos + mx.roll(turned, self._half, -1) * sin
         return mx.concatenate([turned, rest], axis=-1)
 
     def _of(self, positions: int | mx.array, rows: int) -> tuple[mx.array, mx.array]:
         """Make ``[..., L, dims]`` cosines, and sines negative where the partner comes second."""
-        if self._pair is not None and self._rows is not None:
-            known, length = self._rows
-            # Arrays count as the same only when they are the same object.
-            same = known is positions if isinstance(positions, mx.array) else known == positions
-            if same and length == rows:
-                return self._pair
+        if self._pair is not None and self._is_known(positions, rows):
+            return self._pair
         if isinstance(positions, mx.array):
             steps = positions[:, None, :, None]
         else:
@@ -146,5 +142,13 @@ class _Tables:
         if self._factor != 1.0:
             cos, sin = cos * self._factor, sin * self._factor
         pair = mx.concatenate([cos, cos], axis=-1), mx.concatenate([-sin, sin], axis=-1)
-        self._rows, self._pair = (positions, rows), pair
+        self._known, self._pair = (positions, rows), pair
         return pair
+
+    def _is_known(self, positions: int | mx.array, rows: int) -> bool:
+        known, length = self._known
+        # Arrays count as the same only when they are the same object.
+        same = known is positions
+        if isinstance(positions, int) and isinstance(known, int):
+            same = known == positions
+        return same and length == rows

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine_core.nn import (
+    Derived,
     Linear,
     Module,
     RMSNorm,
@@ -130,6 +131,7 @@ class GatedDeltaNet(Module):
             self.in_proj_b = Linear(hidden, linear.value_heads)
             self.in_proj_a = Linear(hidden, linear.value_heads)
         self.conv1d = CausalConv(linear.channels, linear.kernel)
+        self._rate = Derived(lambda log_rate: -mx.exp(log_rate.astype(mx.float32)))
         self.A_log = mx.zeros((linear.value_heads,))
         self.dt_bias = mx.zeros((linear.value_heads,))
         self.norm = RMSNorm(linear.value_dim, config.rms_norm_eps)
@@ -153,8 +155,7 @@ class GatedDeltaNet(Module):
         beta = sigmoid(rate.astype(mx.float32))
         shifted = step.astype(mx.float32) + self["dt_bias"].astype(mx.float32)
         # softplus, in a form that does not overflow.
-        growth = mx.logaddexp(shifted, mx.zeros_like(shifted))
-        log_decay = -mx.exp(self["A_log"].astype(mx.float32)) * growth
+        log_decay = self._rate.of(self["A_log"]) * mx.logaddexp(shifted, 0.0)
         if lengths is not None:
             valid = (mx.arange(rows)[None] < lengths[:, None])[..., None]
             beta, log_decay = mx.where(valid, beta, 0.0), mx.where(valid, log_decay, 0.0)
