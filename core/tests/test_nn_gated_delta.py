@@ -66,7 +66,7 @@ def reference(inputs: Arrays) -> tuple[np.ndarray, np.ndarray]:
 
 def prepared(inputs: Arrays) -> list[mx.array]:
     arrays = {name: mx.array(value.astype(np.float32)) for name, value in inputs.items()}
-    queries, keys = normalize_heads(arrays["queries"], arrays["keys"])
+    queries, keys = normalize_heads(mx.concatenate([arrays["queries"], arrays["keys"]], axis=-2))
     names = ("values", "log_decay", "beta", "state")
     return [queries, keys, *(arrays[name] for name in names)]
 
@@ -140,7 +140,7 @@ def test_strong_decay_gives_no_infinity() -> None:
 
 def test_zero_keys_are_normalised_without_division_by_zero() -> None:
     zeros = mx.zeros((1, 2, 1, 8))
-    queries, keys = normalize_heads(zeros, zeros)
+    queries, keys = normalize_heads(mx.concatenate([zeros, zeros], axis=-2))
     assert not np.array(queries).any()
     assert not np.array(keys).any()
 
@@ -149,7 +149,7 @@ def test_zero_keys_are_normalised_without_division_by_zero() -> None:
 def test_normalisation_counts_eps_once_a_vector(size: int) -> None:
     """An eps added to the mean instead of the sum would be ``size`` times too large."""
     x = np.full((1, 1, 1, size), 1e-4)
-    queries, keys = normalize_heads(mx.array(x, mx.float32), mx.array(x, mx.float32))
+    queries, keys = normalize_heads(mx.concatenate([mx.array(x, mx.float32)] * 2, axis=-2))
     unit = x / np.sqrt((x * x).sum() + 1e-6)
     assert np.allclose(np.array(keys), unit, rtol=1e-5)
     assert np.allclose(np.array(queries), unit / np.sqrt(size), rtol=1e-5)

@@ -30,6 +30,11 @@ GROWTH_DIVISOR = 8
 ROW_AXIS = 2
 
 
+def _rows(start: int, stop: int) -> tuple[slice, ...]:
+    """Index rows of a buffer. Places known on the host spare a GPU a kernel for each."""
+    return (slice(None), slice(None), slice(start, stop))
+
+
 class _Holder:
     """One pair of buffers and the views that read it.
 
@@ -177,18 +182,19 @@ class KvCache(LayerCache):
         retain = self._retained(start)
         holder = self._holder
         if holder is not None and holder.may_append(self) and self._fits(holder, retain, rows):
-            at = mx.array([start - holder.origin])
-            holder.keys = mx.slice_update(holder.keys, keys, at, (ROW_AXIS,))
-            holder.values = mx.slice_update(holder.values, values, at, (ROW_AXIS,))
+            place = _rows(start - holder.origin, start - holder.origin + rows)
+            holder.keys[place] = keys
+            holder.values[place] = values
         else:
             holder = self._rebuild(keys, values, retain)
         self.offset = holder.end = start + rows
         self._last_start = max(self._last_start, start)
         stop = self.offset - holder.origin
-        if self.window is None:
-            return holder.keys[:, :, :stop], holder.values[:, :, :stop]
-        first = max(start - self.window + 1, 0) - holder.origin
-        return holder.keys[:, :, first:stop], holder.values[:, :, first:stop]
+        first = 0
+        if self.window is not None:
+            first = max(start - self.window + 1, 0) - holder.origin
+        seen = _rows(first, stop)
+        return holder.keys[seen], holder.values[seen]
 
     def arrays(self) -> list[mx.array]:
         """Arrays that must be evaluated for the state to be real."""

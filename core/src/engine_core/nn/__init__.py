@@ -3,7 +3,7 @@
 Parameters are placeholders until a loader fills them. Importing this package imports MLX.
 """
 
-from engine_core.nn.activations import gated, gelu_tanh, sigmoid, silu, softcap
+from engine_core.nn.activations import elementwise, gated, gelu_tanh, sigmoid, silu, softcap
 from engine_core.nn.attention import (
     AttentionMask,
     attend,
@@ -39,6 +39,7 @@ __all__ = [
     "attend",
     "attention_mask",
     "dequantize",
+    "elementwise",
     "gated",
     "gelu_tanh",
     "merge_heads",

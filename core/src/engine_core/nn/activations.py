@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import platform
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 import mlx.core as mx
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "computes_on_cpu",
+    "elementwise",
     "exponent_scale",
     "gated",
     "gelu_tanh",
@@ -27,6 +28,9 @@ __all__ = [
     "silu",
     "softcap",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 LOG2_E: Final = math.log2(math.e)
 # Source: Hendrycks and Gimpel 2016, section 2: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
@@ -139,11 +143,28 @@ def softcap(x: mx.array, cap: float) -> mx.array:
     return cap * mx.tanh(x / cap)
 
 
-@functools.cache
-def gated(activation: Callable[[mx.array], mx.array]) -> Callable[[mx.array, mx.array], mx.array]:
-    """Make the product of an activated gate and another row, one kernel where kernels are costly.
+def elementwise(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a chain of elementwise operations as one kernel where kernels are costly: on a GPU.
 
     On a processor nothing is compiled: that takes a C++ compiler at run time.
+
+    Args:
+        function: Takes and returns arrays; no shape may be written into it.
+
+    Returns:
+        A function of the same arguments and results.
+    """
+    compiled = mx.compile(function, shapeless=True)
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        return (function if computes_on_cpu() else compiled)(*args, **kwargs)
+
+    return run
+
+
+@functools.cache
+def gated(activation: Callable[[mx.array], mx.array]) -> Callable[[mx.array, mx.array], mx.array]:
+    """Make the product of an activated gate and another row, one kernel on a GPU.
 
     Args:
         activation: Elementwise function of the gate.
@@ -152,12 +173,8 @@ def gated(activation: Callable[[mx.array], mx.array]) -> Callable[[mx.array, mx.
         A function of gate and row, both of one shape.
     """
 
+    @elementwise
     def product(gate: mx.array, row: mx.array) -> mx.array:
         return activation(gate) * row
 
-    compiled = mx.compile(product, shapeless=True)
-
-    def multiply(gate: mx.array, row: mx.array) -> mx.array:
-        return product(gate, row) if computes_on_cpu() else compiled(gate, row)
-
-    return multiply
+    return product

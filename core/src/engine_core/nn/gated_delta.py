@@ -10,9 +10,12 @@ Sequence Length".
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 import mlx.core as mx
+
+from engine_core.backend import evaluate
 
 if TYPE_CHECKING:
     from engine_core.kernels import KernelRegistry
@@ -31,24 +34,30 @@ BLOCK: Final = 4
 CHECK_ROWS: Final = 37
 
 
-def normalize_heads(queries: mx.array, keys: mx.array) -> Arrays:
-    """Scale queries and keys to unit length, queries by ``Dk ** -0.5`` besides, in float32.
+def normalize_heads(joined: mx.array) -> Arrays:
+    """Scale query and key heads to unit length, queries by ``Dk ** -0.5`` besides, in float32.
 
     Args:
-        queries: ``[..., Dk]``.
-        keys: ``[..., Dk]``.
+        joined: ``[..., 2 * Nk, Dk]``, query heads first.
 
     Returns:
-        Both in float32.
+        Queries and keys ``[..., Nk, Dk]`` in float32.
 
     Source: ``x / sqrt(sum(x ** 2) + 1e-6)``.
     """
-    size = queries.shape[-1]
+    heads, size = joined.shape[-2] // 2, joined.shape[-1]
     # The fused norm divides the sum by the size, so its eps and its scale follow the size.
-    eps = NORM_EPS / size
-    queries = mx.fast.rms_norm(queries.astype(mx.float32), mx.full((size,), 1.0 / size), eps)
-    keys = mx.fast.rms_norm(keys.astype(mx.float32), mx.full((size,), size**-0.5), eps)
+    unit = mx.fast.rms_norm(joined.astype(mx.float32), None, NORM_EPS / size)
+    queries, keys = mx.split(unit * _head_scales(heads, size), 2, axis=-2)
     return queries, keys
+
+
+@functools.cache
+def _head_scales(heads: int, size: int) -> mx.array:
+    """Scales ``[2 * heads, 1]`` of normalised query and key heads."""
+    scales = mx.array([[1.0 / size]] * heads + [[size**-0.5]] * heads)
+    evaluate(scales)
+    return scales
 
 
 def delta_rule_step(
@@ -305,11 +314,9 @@ def _check_inputs(
     key_heads: int, value_heads: int, key_dim: int, value_dim: int
 ) -> tuple[mx.array, ...]:
     """Make rows and a state on which kernel and plain operations are compared."""
-    keys = iter(mx.random.split(mx.random.key(0), 6))
-    queries, directions = normalize_heads(
-        mx.random.normal((1, CHECK_ROWS, key_heads, key_dim), key=next(keys)),
-        mx.random.normal((1, CHECK_ROWS, key_heads, key_dim), key=next(keys)),
-    )
+    keys = iter(mx.random.split(mx.random.key(0), 5))
+    joined = mx.random.normal((1, CHECK_ROWS, 2 * key_heads, key_dim), key=next(keys))
+    queries, directions = normalize_heads(joined)
     per_head = (1, CHECK_ROWS, value_heads)
     return (
         queries,

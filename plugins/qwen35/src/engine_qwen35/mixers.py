@@ -13,6 +13,7 @@ from engine_core.nn import (
     Module,
     RMSNorm,
     attend,
+    elementwise,
     gated,
     merge_heads,
     sigmoid,
@@ -32,6 +33,16 @@ if TYPE_CHECKING:
 __all__ = ["GatedAttention", "GatedDeltaNet"]
 
 Arrays = tuple[mx.array, ...]
+
+
+@elementwise
+def _rates(
+    rate: mx.array, step: mx.array, step_bias: mx.array, decay_rate: mx.array
+) -> tuple[mx.array, mx.array]:
+    """Compute how strongly each row corrects the state, and the logarithm of its decay."""
+    shifted = step.astype(mx.float32) + step_bias.astype(mx.float32)
+    # softplus, in a form that does not overflow.
+    return sigmoid(rate.astype(mx.float32)), decay_rate * mx.logaddexp(shifted, 0.0)
 
 
 class GatedAttention(Module):
@@ -131,7 +142,7 @@ class GatedDeltaNet(Module):
             self.in_proj_b = Linear(hidden, linear.value_heads)
             self.in_proj_a = Linear(hidden, linear.value_heads)
         self.conv1d = CausalConv(linear.channels, linear.kernel)
-        self._rate = Derived(lambda log_rate: -mx.exp(log_rate.astype(mx.float32)))
+        self._decay_rate = Derived(lambda log_rate: -mx.exp(log_rate.astype(mx.float32)))
         self.A_log = mx.zeros((linear.value_heads,))
         self.dt_bias = mx.zeros((linear.value_heads,))
         self.norm = RMSNorm(linear.value_dim, config.rms_norm_eps)
@@ -152,10 +163,7 @@ class GatedDeltaNet(Module):
         """
         batch, rows, _ = x.shape
         mixed, gate, rate, step = self._project(x)
-        beta = sigmoid(rate.astype(mx.float32))
-        shifted = step.astype(mx.float32) + self["dt_bias"].astype(mx.float32)
-        # softplus, in a form that does not overflow.
-        log_decay = self._rate.of(self["A_log"]) * mx.logaddexp(shifted, 0.0)
+        beta, log_decay = _rates(rate, step, self["dt_bias"], self._decay_rate.of(self["A_log"]))
         if lengths is not None:
             valid = (mx.arange(rows)[None] < lengths[:, None])[..., None]
             beta, log_decay = mx.where(valid, beta, 0.0), mx.where(valid, log_decay, 0.0)
@@ -184,11 +192,11 @@ class GatedDeltaNet(Module):
         sizes, (batch, rows, _) = self._sizes, mixed.shape
         window = mx.concatenate([history, mixed], axis=1)
         convolved = silu(self.conv1d(window))
-        queries, keys, values = mx.split(convolved, [sizes.keys, 2 * sizes.keys], axis=-1)
-        queries = queries.reshape(batch, rows, sizes.key_heads, sizes.key_dim)
-        keys = keys.reshape(batch, rows, sizes.key_heads, sizes.key_dim)
+        joined, values = mx.split(convolved, [2 * sizes.keys], axis=-1)
+        queries, keys = normalize_heads(
+            joined.reshape(batch, rows, 2 * sizes.key_heads, sizes.key_dim)
+        )
         values = values.reshape(batch, rows, sizes.value_heads, sizes.value_dim)
-        queries, keys = normalize_heads(queries, keys)
         out, state = self._rule(queries, keys, values.astype(mx.float32), log_decay, beta, state)
         return out, (conv_history(window, sizes.kernel - 1, lengths), state)
 

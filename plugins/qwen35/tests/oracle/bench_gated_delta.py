@@ -36,9 +36,7 @@ def seconds(rule: Callable[..., Any], inputs: tuple[Any, ...]) -> float:
 def measure(size: int, rounds: int) -> str:
     """Compare both sides on heads of one size."""
     per_head = (1, ROWS, VALUE_HEADS)
-    queries, keys = normalize_heads(
-        mx.random.normal((1, ROWS, KEY_HEADS, size)), mx.random.normal((1, ROWS, KEY_HEADS, size))
-    )
+    queries, keys = normalize_heads(mx.random.normal((1, ROWS, 2 * KEY_HEADS, size)))
     values = mx.random.normal((*per_head, size))
     log_decay = -mx.random.uniform(0.0, 0.5, per_head)
     beta = mx.random.uniform(0.0, 1.0, per_head)
