@@ -14,6 +14,14 @@ Q, KEYS, VALUES = (RNG.normal(size=(T, heads, D)).astype(np.float32) for heads i
 CHUNKS = [[T], [1] * T, [7, 7, 9], [20, 1, 1, 1], [3, 1, 16, 3]]
 
 
+@pytest.fixture(autouse=True, params=["processor", "gpu"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both forms of a layer, wherever the tests run: MLX's fused functions run on any device."""
+    monkeypatch.setattr(
+        "engine_core.nn.attention.computes_on_cpu", lambda: request.param == "processor"
+    )
+
+
 def cache_of(window: int | None) -> KvCache:
     return KvCache(kv_heads=K, head_dim=D, dtype=mx.float32, window=window, growth=4)
 

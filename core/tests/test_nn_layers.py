@@ -11,6 +11,14 @@ from engine_core.testing import reference
 RNG = np.random.default_rng(5)
 
 
+@pytest.fixture(autouse=True, params=["processor", "gpu"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both forms of a layer, wherever the tests run: MLX's fused functions run on any device."""
+    monkeypatch.setattr(
+        "engine_core.nn.norms.computes_on_cpu", lambda: request.param == "processor"
+    )
+
+
 def normal(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape).astype(np.float32)
 

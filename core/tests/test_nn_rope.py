@@ -103,6 +103,12 @@ EVERY_CASE = pytest.mark.parametrize("name", CASES)
 X = np.random.default_rng(1).normal(size=(2, 3, 5, D)).astype(np.float32)
 
 
+@pytest.fixture(autouse=True, params=["processor", "gpu"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both forms of a layer, wherever the tests run: MLX's fused functions run on any device."""
+    monkeypatch.setattr("engine_core.nn.rope.computes_on_cpu", lambda: request.param == "processor")
+
+
 def expected(name: str, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
     _, frequencies, amplitude = CASES[name]
     rows = [
