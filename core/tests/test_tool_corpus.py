@@ -50,6 +50,14 @@ def test_reply_gives_exactly_the_certain_calls_and_loses_no_text(corpus, case):
     corpus.check(case)
 
 
+def test_assistant_text_brings_in_its_own_markers_and_no_others(corpus):
+    corpus.check_assistant_text()
+
+
+def test_reply_sent_back_as_history_is_found_in_the_cache(corpus):
+    corpus.check_continuation()
+
+
 def text_of(reply_events):
     return [event for event in reply_events if isinstance(event, Segment)]
 

@@ -154,7 +154,7 @@ def _probe_dialect(
     prober = _Prober(template=template)
     chat, translation = prober.chat(), prober.translation()
     finding, syntax, form = _choose_syntax(template, syntaxes if chat.supported else ())
-    template = attrs.evolve(template, arguments_form=form)
+    template = attrs.evolve(template, arguments_form=form, tool_markers=_tool_markers(syntax))
     prober = _Prober(template=template, syntax=syntax)
     report = ProbeReport(
         verdicts=(
@@ -171,6 +171,14 @@ def _probe_dialect(
         end_of_turn=prober.end_of_turn(),
     )
     return template, report
+
+
+def _tool_markers(syntax: ToolSyntax | None) -> tuple[str, ...]:
+    """Every text that a reply may hold as a control token because of its calls."""
+    if syntax is None:
+        return ()
+    markers = (marker for pair in syntax.markers for marker in pair)
+    return (*markers, *getattr(syntax, "delimiters", ()))
 
 
 def _choose_syntax(
