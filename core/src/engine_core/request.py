@@ -181,8 +181,9 @@ class GenerateOptions:
         prompt_cache: Whether the prompt pool serves and keeps this request.
         lookahead: Whether the next step is queued before a token is read.
         context_tokens: Context limit of this request, ``None`` for the model's own.
-        on_token: ``(segment) -> bool | None``, on the worker; ``False`` ends the reply.
-        on_progress: ``(progress) -> bool | None``, on the worker; ``False`` cancels.
+        on_token: ``(segment) -> bool | None``, on the worker; ``False``, or what equals it
+            and is no number (``numpy.False_``), ends the reply.
+        on_progress: ``(progress) -> bool | None``, on the worker; the same answer cancels.
         cancel: Token that cancels the request from any thread.
         deadline: Seconds after which the request is cancelled.
     """
