@@ -74,6 +74,18 @@ def test_stop_text_across_tokens_ends_the_reply_and_deletes_nothing_before_it(co
     assert reply.usage.completion_tokens < 11
 
 
+def test_stop_text_in_a_span_that_the_budget_cuts_ends_the_reply(corpus):
+    ids = corpus.playback.encode('so <tool_call>{"name": "ENDS and')
+    options = {"tools": TOOLS, "stop": ["ENDS"], "max_tokens": len(ids)}
+    reply = corpus.playback.answer(corpus.client, GO, ids, **options)
+    assert (reply.text, reply.finish_reason) == (
+        'so <tool_call>{"name": "',
+        FinishReason.STOP,
+    )
+    assert not reply.truncated
+    assert reply.token_ids == ids
+
+
 def test_literal_think_marker_in_prose_stays_text(corpus):
     text = "Use the <think> tag and </think> after it. Then answer."
     reply = corpus.playback.answer(corpus.client, GO, text, tools=TOOLS)

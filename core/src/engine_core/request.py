@@ -170,7 +170,8 @@ class GenerateOptions:
         logit_bias: Token id -> number added to its logit, -100 to 100.
         logits_processors: Callables ``(token_ids, logits [V]) -> logits [V]``, on the worker.
         seed: Seed of this request's draws, ``None`` for a fresh one.
-        stop: Texts that end the answer.
+        stop: Texts that end the answer; not looked for in reasoning and accepted calls. In a call
+            that was refused, which is known at the end of the reply, it drops the text after it.
         logprobs: Whether the reply carries log-probabilities (nats).
         top_logprobs: Likeliest alternatives reported a token, 0 to 64; needs ``logprobs``.
         thinking: Template switch; ``None`` passes nothing to the template.
