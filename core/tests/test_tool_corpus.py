@@ -65,7 +65,7 @@ def text_of(reply_events):
 WEATHER = write("get_weather", [("city", "Oslo")])
 
 
-# The ways in which a well-known peer reads replies wrongly (reference B1, B3, B4).
+# The ways in which a well-known peer fails (reference B1 to B4).
 
 
 def test_stop_text_across_tokens_ends_the_reply_and_deletes_nothing_before_it(corpus):
@@ -84,6 +84,18 @@ def test_stop_text_in_a_span_that_the_budget_cuts_ends_the_reply(corpus):
     )
     assert not reply.truncated
     assert reply.token_ids == ids
+
+
+def test_prompt_sent_back_with_its_one_token_completion_is_answered(corpus):
+    client, options = corpus.client, {"on_progress": corpus.playback._note_prompt}
+    corpus.playback.ids = corpus.playback.encode("tool")
+    ids = corpus.playback.encode("hello world the name")
+    first = client.complete(ids, max_tokens=1, **options)
+    for _ in range(2):
+        again = client.complete([*ids, *first.token_ids], max_tokens=1, **options)
+        assert again.token_ids == first.token_ids
+        assert again.usage.cached_tokens == len(ids)
+    assert corpus.playback.answer(client, GO, "fine").text == "fine"
 
 
 def test_literal_think_marker_in_prose_stays_text(corpus):
@@ -407,3 +419,4 @@ def test_reply_does_not_depend_on_where_tokens_are_cut(corpus, data, pieces, ope
         (c.name, c.arguments) for c in expected.tool_calls
     ]
     assert reply.finish_reason is expected.finish_reason
+    assert "stop" not in reply.text
