@@ -68,7 +68,7 @@ def test_json_lines_are_ascii_whatever_a_path_holds() -> None:
     status, output, _ = engine("inspect", b"/none/\xff\xc3\xa9\x1b", "--json")  # type: ignore[arg-type]
     assert status == 1
     assert output.isascii()
-    assert json.loads(output)["code"] == "checkpoint.missing_file"
+    assert json.loads(output)["code"] == "checkpoint.hub_name"
 
 
 def test_narrow_encoding_escapes_what_it_lacks(tmp_path: Path) -> None:

@@ -20,12 +20,15 @@ import pytest
 
 from engine_core.plugins import Plugins
 from engine_core.template.probe import (
+    AUDIO,
     CHAT,
+    IMAGES,
     REASONING_HISTORY,
     SYSTEM_PROMPT,
     THINKING_TOGGLE,
     TOOLS,
     TRANSLATION,
+    ProbeReport,
     probe_template,
 )
 from engine_core.template.source import select_templates
@@ -79,7 +82,7 @@ def plugins() -> Plugins:
 
 
 @cache
-def verdicts(source: bytes, family: str | None) -> dict[str, Any]:
+def probed(source: bytes, family: str | None) -> ProbeReport:
     owner = next((owner for owner in plugins().owners if owner.family.name == family), None)
     assert (owner is None) == (family is None)
     chosen = select_templates(
@@ -90,6 +93,11 @@ def verdicts(source: bytes, family: str | None) -> dict[str, Any]:
         chosen, plugins().template_dialects(owner), plugins().tool_syntaxes(owner)
     )
     assert report.supports(TOOLS) == (report.tool_syntax is not None)
+    return report
+
+
+def verdicts(source: bytes, family: str | None) -> dict[str, Any]:
+    report = probed(source, family)
     found = {name: report.supports(capability) for name, capability in CAPABILITIES.items()}
     return {**found, "tools": report.tool_syntax}
 
@@ -99,6 +107,20 @@ def test_probe_finds_what_the_table_says(row: dict[str, Any], path: Path) -> Non
     source = path.read_bytes()
     assert hashlib.sha256(source).hexdigest() == row["sha256"]
     assert verdicts(source, row["family"]) == {name: row[name] for name in (*CAPABILITIES, "tools")}
+
+
+# Templates that read content part lists, and those of them that know sounds, as published.
+IMAGES_RENDER = ("qwen3.5-", "qwen3.6", "qwen3.8", "gemma3-", "gemma4-", "functiongemma-")
+AUDIO_RENDERS = ("gemma4-",)
+
+
+@pytest.mark.parametrize(("row", "path"), sources())
+def test_media_reasons_say_what_the_template_renders(row: dict[str, Any], path: Path) -> None:
+    report = probed(path.read_bytes(), row["family"])
+    for capability, families in ((IMAGES, IMAGES_RENDER), (AUDIO, AUDIO_RENDERS)):
+        assert not report.supports(capability)
+        renders = report.reason(capability).endswith("render, but are not read")
+        assert renders == row["template"].startswith(families), report.reason(capability)
 
 
 def test_table_covers_every_template_once() -> None:

@@ -77,6 +77,21 @@ def test_reply_gives_exactly_the_certain_calls_and_loses_no_text(corpus: Corpus,
     corpus.check(case)
 
 
+def test_assistant_text_brings_in_its_own_markers_and_no_others(corpus: Corpus) -> None:
+    corpus.check_assistant_text()
+
+
+def test_reply_sent_back_as_history_is_found_in_the_cache(corpus: Corpus) -> None:
+    corpus.check_continuation()
+
+
+def test_two_functions_in_one_span_are_not_taken_for_one(corpus: Corpus) -> None:
+    """A peer returns the last one alone."""
+    inner = corpus.markup.call("ping").removeprefix(MARKERS[0]).removesuffix(MARKERS[1])
+    text = f"{MARKERS[0]}{inner}{inner}{MARKERS[1]}"
+    corpus.check(Case(name="two in one", reply=text))
+
+
 # Any text at all, in every installed syntax.
 
 DECLARED = parse_tools(TOOLS)

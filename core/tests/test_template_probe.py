@@ -258,3 +258,48 @@ def test_probe_published_templates_of_the_built_in_syntax_support_tools():
         _, report = probe(path.read_text(encoding="utf-8"))
         expected = "hermes" if path.name.startswith(known) else None
         assert report.tool_syntax == expected, path.name
+
+
+WITH_IMAGES = (
+    "{% for m in messages %}[{{ m.role }}|{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{{ p.text if p.type == 'text' else '<image>' if p.type == 'image' }}"
+    "{% endfor %}{% endif %}]{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (WITH_IMAGES, "images render, but are not read"),
+        (WITH_IMAGES.replace("'<image>'", "''"), "images change nothing in the prompt"),
+        (WITH_IMAGES.replace("{% for p", "{{ '<image>' }}{% for p").replace("'<image>' if p.type "
+         "== 'image'", "''"), "images change nothing in the prompt"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}",
+         "the keys of images leak into the prompt"),
+        ("{% for m in messages %}{{ m.content if m.content is string else 'no' }}{% endfor %}",
+         "the text beside images is lost"),
+        ("{% for m in messages %}{{ m.content + '' }}{% endfor %}",
+         "a turn with images does not render"),
+    ],
+)  # fmt: skip
+def test_media_verdict_says_what_rendering_showed(source, reason):
+    _, report = probe_template(TemplateSources(default=source), [CHATML], [])
+    assert report.reason("media:images") == reason
+    assert not report.supports("media:images")
+    assert not report.supports("media:audio")
+
+
+def test_media_must_survive_the_path_with_tools():
+    keeps = FULL.replace("m.content", "(m.content if m.content is string else 'TEXT<image>')")
+    sentinel = "zqprobe user 5c1e"
+    counted = keeps.replace(
+        "'TEXT<image>'", f"'{sentinel}' ~ '<image>' * ((m.content | length) - 1)"
+    )
+    for source, reason in (
+        (counted, "images render, but are not read"),
+        (counted.replace("'<image>' *", "('' if tools else '<image>') *"),
+         "images change nothing in the prompt with tools"),
+    ):  # fmt: skip
+        _, report = probe_template(TemplateSources(default=source), [CHATML], [HERMES])
+        assert report.supports("interaction:tools")
+        assert report.reason("media:images") == reason

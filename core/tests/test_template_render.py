@@ -99,27 +99,45 @@ def test_render_arguments_reach_the_template_in_its_form():
     assert as_text.render(messages).text == '<s>[user|Hi][assistant||"{\\"a\\": \\"é\\"}"]>'
 
 
-def test_render_shield_sees_everything_but_the_assistant():
+def test_render_shield_sees_every_text():
     seen = []
 
     def shield(text):
         seen.append(text)
         return text.replace("<tag>", "#")
 
-    call = ToolCall(id="c", name="look", arguments={"a": "<tag>"})
+    call = ToolCall(id="i <tag>", name="look", arguments={"<tag>": ["<tag>", {"b": "<tag>"}]})
     messages = [
         Message(role="system", content="s <tag>"),
-        Message(role="user", content=[TextPart("u <tag>")]),
-        Message(role="assistant", content="a <tag>", tool_calls=(call,)),
-        Message(role="tool", content="t <tag>", tool_call_id="c"),
+        Message(role="user", content=[TextPart("u <tag>")], name="n <tag>"),
+        Message(role="assistant", content="a <tag>", reasoning="r <tag>", tool_calls=(call,)),
+        Message(role="tool", content="t <tag>", tool_call_id="i <tag>"),
     ]
     tool = attrs.evolve(TOOL, parameters={"properties": {"<tag>": {"enum": ["<tag>", 1]}}})
-    text = template().render(messages, [tool], shield=shield).text
-    assert text.count("<tag>") == 2
-    assert "[assistant|a <tag>" in text
-    assert '{"a": "<tag>"}' in text
-    assert '{"properties": {"#": {"enum": ["#", 1]}}}' in text
-    assert {"s <tag>", "u <tag>", "t <tag>", "See <tag>", "look"} <= set(seen)
+    whole = template(
+        "{% for m in messages %}{{ m.reasoning_content }}{{ m.name }}{{ m.tool_call_id }}"
+        "{% for c in m.tool_calls %}{{ c.id }}{% endfor %}{% endfor %}" + PLAIN
+    )
+    text = whole.render(messages, [tool], shield=shield, prefill="p <tag>").text
+    assert "<tag>" not in text
+    assert text == whole.render(messages, [tool], prefill="p <tag>").text.replace("<tag>", "#")
+    assert {"s <tag>", "u <tag>", "t <tag>", "See <tag>", "look", "p <tag>"} <= set(seen)
+
+
+def test_render_shield_spares_the_assistants_own_markers():
+    source = attrs.evolve(template(), tool_markers=("<call>", "<call>>"))
+    text = "a<think>b<call>>c</think><call>d"
+    call = ToolCall(id="c", name="look", arguments={"a": text})
+    messages = [
+        Message(role="user", content=text),
+        Message(role="assistant", content=text, tool_calls=(call,)),
+        Message(role="tool", content=text, tool_call_id="c"),
+    ]
+    rendered = source.render(messages, shield=lambda one: f"({one})", prefill="<think>so").text
+    own = "(a)<think>(b)<call>>(c)</think>()<call>(d)"
+    assert rendered == (
+        f'<s>[user|({text})][assistant|{own}|{{"(a)": "({text})"}}][tool|({text})]>()<think>(so)'
+    )
 
 
 def test_render_shield_that_changes_nothing_keeps_the_prompt():

@@ -62,3 +62,34 @@ def test_shield_content_without_control_text_changes_nothing():
     source = SOURCE.replace("TOOLS", DECLARED["json"])
     plain, parts = pieces(source, "2 < 3 | x > y")
     assert "".join(TEXTS[part] if isinstance(part, int) else part for part in parts) == plain
+
+
+def controls(source, text, **fields):
+    """Control tokens in the prompt of a conversation whose assistant said a text."""
+    sources = TemplateSources(default=source)
+    template = ChatTemplate.compile(sources, CHATML)
+    messages = [Message(role="assistant", content=text, **fields)]
+    shield = ControlShield.avoiding(CONTROLS, messages)
+    rendered = template.render(messages, shield=shield).text
+    return [TEXTS[part] for _, part in CONTROLS.split(rendered, shield) if isinstance(part, int)]
+
+
+# Takes marked spans out of an answer, as templates do that drop earlier reasoning.
+STRIPPING = """
+{%- for m in messages %}
+{%- for part in m.content.split('</think>') %}{{ part.split('<think>')[0] }}{% endfor %}
+{%- endfor %}
+""".strip()
+
+
+def test_shield_pieces_around_a_span_that_the_template_takes_out_are_never_joined():
+    for text in TEXTS:
+        for at in range(1, len(text)):
+            split = f"{text[:at]}<think>x</think>{text[at:]}"
+            assert controls(STRIPPING, split) == []
+            assert controls("{{ messages[0].content }}", split) == ["<think>", "</think>"]
+
+
+def test_shield_templates_still_find_the_reasoning_in_an_answer():
+    source = "{{ messages[0].content.split('</think>')[-1] }}<|im_end|>"
+    assert controls(source, "<think>why <|im_end|></think>because <|im_start|>") == ["<|im_end|>"]

@@ -50,6 +50,14 @@ def test_reply_gives_exactly_the_certain_calls_and_loses_no_text(corpus, case):
     corpus.check(case)
 
 
+def test_assistant_text_brings_in_its_own_markers_and_no_others(corpus):
+    corpus.check_assistant_text()
+
+
+def test_reply_sent_back_as_history_is_found_in_the_cache(corpus):
+    corpus.check_continuation()
+
+
 def text_of(reply_events):
     return [event for event in reply_events if isinstance(event, Segment)]
 
@@ -57,13 +65,37 @@ def text_of(reply_events):
 WEATHER = write("get_weather", [("city", "Oslo")])
 
 
-# The ways in which a well-known peer reads replies wrongly (reference B1, B3, B4).
+# The ways in which a well-known peer fails (reference B1 to B4).
 
 
 def test_stop_text_across_tokens_ends_the_reply_and_deletes_nothing_before_it(corpus):
     reply = corpus.playback.answer(corpus.client, GO, "[...,[...,", stop=["..,"])
     assert (reply.text, reply.finish_reason) == ("[.", FinishReason.STOP)
     assert reply.usage.completion_tokens < 11
+
+
+def test_stop_text_in_a_span_that_the_budget_cuts_ends_the_reply(corpus):
+    ids = corpus.playback.encode('so <tool_call>{"name": "ENDS and')
+    options = {"tools": TOOLS, "stop": ["ENDS"], "max_tokens": len(ids)}
+    reply = corpus.playback.answer(corpus.client, GO, ids, **options)
+    assert (reply.text, reply.finish_reason) == (
+        'so <tool_call>{"name": "',
+        FinishReason.STOP,
+    )
+    assert not reply.truncated
+    assert reply.token_ids == ids
+
+
+def test_prompt_sent_back_with_its_one_token_completion_is_answered(corpus):
+    client, options = corpus.client, {"on_progress": corpus.playback._note_prompt}
+    corpus.playback.ids = corpus.playback.encode("tool")
+    ids = corpus.playback.encode("hello world the name")
+    first = client.complete(ids, max_tokens=1, **options)
+    for _ in range(2):
+        again = client.complete([*ids, *first.token_ids], max_tokens=1, **options)
+        assert again.token_ids == first.token_ids
+        assert again.usage.cached_tokens == len(ids)
+    assert corpus.playback.answer(client, GO, "fine").text == "fine"
 
 
 def test_literal_think_marker_in_prose_stays_text(corpus):
@@ -387,3 +419,4 @@ def test_reply_does_not_depend_on_where_tokens_are_cut(corpus, data, pieces, ope
         (c.name, c.arguments) for c in expected.tool_calls
     ]
     assert reply.finish_reason is expected.finish_reason
+    assert "stop" not in reply.text

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engine_core.checkpoint.resolve import resolve_hub
     from engine_core.client import Client
     from engine_core.errors import (
         AffinityError,
@@ -106,9 +107,11 @@ __all__ = [
     "VideoPart",
     "WorkerDied",
     "__version__",
+    "resolve_hub",
 ]
 
 _MODULES = {
+    "checkpoint.resolve": ("resolve_hub",),
     "client": ("Client",),
     "events": ("CancelToken", "Completed", "Progress", "Segment", "TokenKind"),
     "info": ("ClientInfo", "PromptCacheInfo"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from engine_core.errors import CallbackError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["call_back"]
+__all__ = ["call_back", "says_no"]
 
 
 def call_back(callback: Callable[..., Any], name: str, *arguments: object) -> Any:
@@ -54,3 +55,35 @@ def call_back(callback: Callable[..., Any], name: str, *arguments: object) -> An
             "use loop.call_soon_threadsafe, or iterate over astream()",
         )
     return result
+
+
+def says_no(callback: Callable[..., Any], name: str, *arguments: object) -> bool:
+    """Call the caller's code and tell whether it wants no more.
+
+    It does by ``False``, or by whatever equals that and is no number, such as ``numpy.False_``.
+    A number is no answer: ``sys.stdout.write`` gives 0 for an empty text.
+
+    Args:
+        callback: The caller's callable.
+        name: What the caller knows it as.
+        *arguments: What it takes.
+
+    Returns:
+        Whether it said no; ``None`` and everything else mean to go on.
+
+    Raises:
+        CallbackError: As for ``call_back``, or it returned something without a truth value.
+    """
+    result = call_back(callback, name, *arguments)
+    if result is None or isinstance(result, bool):
+        return result is False
+    if isinstance(result, numbers.Number):
+        return False
+    try:
+        return bool(result == False)  # noqa: E712 - a foreign boolean equals it and is not it
+    except Exception as exc:
+        raise CallbackError(
+            f"{name}: must return None, True or False, got {type(result).__name__}",
+            code=f"callback.{name}",
+            hint="return one truth value, for example bool(array.any())",
+        ) from exc

@@ -283,7 +283,8 @@ class TemplateDialect:
     Attributes:
         name: Dialect name, unique over all plugins.
         prepare: ``(messages, tools, options) -> TemplateInput``; pure.
-        reasoning: Reasoning markers, ``None`` when the dialect has none.
+        reasoning: Reasoning markers, ``None`` when the dialect has none. Of all control tokens only
+            those that spell them, or a call, act inside an assistant's text.
         end_of_turn: Token texts that close a turn; each is an EOS candidate, decided by rendering.
     """
 
@@ -325,7 +326,8 @@ class ToolSyntax(Protocol):
 
     A syntax may also have two optional attributes. ``delimiters: tuple[str, ...]`` are texts inside
     calls that stay part of the reply while tools are advertised, even when a tokenizer declares
-    them special (and would hide them). ``literals: Mapping[str, Any]`` are spellings of ``true``,
+    them special (and would hide them); markers and delimiters are what stays a control token in an
+    assistant's earlier turns. ``literals: Mapping[str, Any]`` are spellings of ``true``,
     ``false`` and ``null`` that its templates use beside those of JSON; they count only where the
     schema allows no string.
     """

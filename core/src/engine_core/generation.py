@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from engine_core.callbacks import call_back
+from engine_core.callbacks import says_no
 from engine_core.errors import (
     Cancelled,
     ContextExceeded,
@@ -327,7 +327,7 @@ class Run:
             done_tokens=done_tokens,
         )
         self._put(event)
-        if callback is not None and call_back(callback, "on_progress", event) is False:
+        if callback is not None and says_no(callback, "on_progress", event):
             raise Cancelled("request: was cancelled by on_progress")
 
     def deliver(self, segment: Segment) -> bool:
@@ -345,7 +345,7 @@ class Run:
         """
         self._put(segment)
         callback = self.options.on_token
-        return callback is None or call_back(callback, "on_token", segment) is not False
+        return callback is None or not says_no(callback, "on_token", segment)
 
     def complete(self, reply: GenerateReply) -> None:
         """Hand over the reply as the last event.

@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from engine_core import backend
 from engine_core.cache.build import build_caches
 from engine_core.cache.pool import make_pool
-from engine_core.callbacks import call_back
+from engine_core.callbacks import call_back, says_no
 from engine_core.checkpoint.load import choose_compute_dtype, load_model
 from engine_core.checkpoint.reader import read_checkpoint
 from engine_core.errors import Cancelled, CapabilityUnavailable
@@ -91,14 +91,12 @@ class LoadOptions:
 
         Raises:
             Cancelled: The caller does not want the model any more.
-            CallbackError: The callback raised.
+            CallbackError: A callback raised or gave no truth value.
         """
-        if self.is_cancelled is not None and self.is_cancelled():
+        if self.is_cancelled is not None and call_back(self.is_cancelled, "is_cancelled"):
             raise Cancelled("load: was cancelled")
-        if self.on_progress is None:
-            return
-        wanted = call_back(self.on_progress, "on_load_progress", done, total)
-        if wanted is False:
+        progress = self.on_progress
+        if progress is not None and says_no(progress, "on_load_progress", done, total):
             raise Cancelled("load: was cancelled by on_load_progress")
 
 

@@ -89,7 +89,7 @@ class ReplyText:
         """Take the end of the reply.
 
         Calls are accepted now; what stands between and after them, and every refused call with
-        its markers, is text.
+        its markers, is text. A stop text in it drops what follows, calls included.
 
         Returns:
             What was withheld.
@@ -100,8 +100,9 @@ class ReplyText:
         pieces = decoder.finish()
         if self._accept is not None:
             found = self._accept(decoder.answer, len(decoder.delivered))
-            self.tool_calls, self.refusals = found.calls, found.refusals
-            held = found.text[len(decoder.delivered) :]
+            runs = decoder.cut([found.runs[0][len(decoder.delivered) :], *found.runs[1:]])
+            self.tool_calls, self.refusals = found.calls[: len(runs) - 1], found.refusals
+            held = "".join(runs)
             pieces += [Piece(TokenKind.TEXT, held, held)] if held else []
         return self._segments(pieces)
 

@@ -170,7 +170,8 @@ class GenerateOptions:
         logit_bias: Token id -> number added to its logit, -100 to 100.
         logits_processors: Callables ``(token_ids, logits [V]) -> logits [V]``, on the worker.
         seed: Seed of this request's draws, ``None`` for a fresh one.
-        stop: Texts that end the answer.
+        stop: Texts that end the answer; not looked for in reasoning and accepted calls. In a call
+            that was refused, which is known at the end of the reply, it drops the text after it.
         logprobs: Whether the reply carries log-probabilities (nats).
         top_logprobs: Likeliest alternatives reported a token, 0 to 64; needs ``logprobs``.
         thinking: Template switch; ``None`` passes nothing to the template.
@@ -181,8 +182,9 @@ class GenerateOptions:
         prompt_cache: Whether the prompt pool serves and keeps this request.
         lookahead: Whether the next step is queued before a token is read.
         context_tokens: Context limit of this request, ``None`` for the model's own.
-        on_token: ``(segment) -> bool | None``, on the worker; ``False`` ends the reply.
-        on_progress: ``(progress) -> bool | None``, on the worker; ``False`` cancels.
+        on_token: ``(segment) -> bool | None``, on the worker; ``False``, or what equals it
+            and is no number (``numpy.False_``), ends the reply.
+        on_progress: ``(progress) -> bool | None``, on the worker; the same answer cancels.
         cancel: Token that cancels the request from any thread.
         deadline: Seconds after which the request is cancelled.
     """

@@ -9,7 +9,9 @@ from engine_core.errors import InvalidRequest
 from engine_core.prompting import Prompter
 from engine_core.spec import Capabilities
 from engine_core.template.probe import (
+    AUDIO,
     CHAT,
+    IMAGES,
     REASONING_HISTORY,
     SYSTEM_PROMPT,
     THINKING_TOGGLE,
@@ -40,6 +42,8 @@ _PROBED: Final = {
     "tools": TOOLS,
     "reasoning_history": REASONING_HISTORY,
     "thinking_toggle": THINKING_TOGGLE,
+    "images": IMAGES,
+    "audio": AUDIO,
 }
 
 

@@ -61,6 +61,14 @@ def test_reply_gives_exactly_the_certain_calls_and_loses_no_text(
     corpus.check(case)
 
 
+def test_assistant_text_brings_in_its_own_markers_and_no_others(corpus: Corpus) -> None:
+    corpus.check_assistant_text()
+
+
+def test_reply_sent_back_as_history_is_found_in_the_cache(corpus: Corpus) -> None:
+    corpus.check_continuation()
+
+
 def test_tokens_that_a_tokenizer_hides_stay_part_of_a_call(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

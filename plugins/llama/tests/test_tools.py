@@ -46,6 +46,14 @@ def test_reply_gives_exactly_the_certain_calls_and_loses_no_text(
     corpus.check(case)
 
 
+def test_assistant_text_brings_in_its_own_markers_and_no_others(corpus: Corpus) -> None:
+    corpus.check_assistant_text()
+
+
+def test_reply_sent_back_as_history_is_found_in_the_cache(corpus: Corpus) -> None:
+    corpus.check_continuation()
+
+
 def test_call_is_read_with_its_types() -> None:
     text = ' {"name": "f", "parameters": {"a": "1", "b": 1, "c": null, "d": [true]}}\n'
     (proposal,) = LLAMA_JSON.parse(text, ())

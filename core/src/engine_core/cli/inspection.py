@@ -71,10 +71,11 @@ def _backend_facts() -> dict[str, Any]:
 
 def _inspect(arguments: argparse.Namespace, output: Output) -> None:
     from engine_core.checkpoint.reader import read_checkpoint
+    from engine_core.checkpoint.resolve import resolve_hub
     from engine_core.spec import find_owner, resolve_spec_answers
 
     plugins = load_plugins(arguments)
-    with read_checkpoint(arguments.model) as checkpoint:
+    with read_checkpoint(resolve_hub(arguments.model)) as checkpoint:
         owner = find_owner(plugins, checkpoint.config, arguments.family)
         answers = resolve_spec_answers(
             plugins, owner, checkpoint.config, checkpoint.tensors, checkpoint.processor_config

@@ -56,10 +56,11 @@ def load_client(arguments: argparse.Namespace, output: Output, **options: Any) -
     Returns:
         A running client.
     """
+    from engine_core.checkpoint.resolve import resolve_hub
     from engine_core.client import Client
 
     return Client.load(
-        arguments.model,
+        resolve_hub(arguments.model),
         plugins=load_plugins(arguments),
         family=arguments.family,
         compute_dtype=arguments.compute_dtype,

@@ -32,12 +32,15 @@ def _count(text: str) -> int:
     return number
 
 
+_MODEL_HELP = "checkpoint directory, or OWNER/NAME in the local Hugging Face cache"
+
+
 def _add_model(parser: argparse.ArgumentParser, *, positional: bool) -> None:
     """Add the arguments that name a checkpoint and say how to load it."""
     if positional:
-        parser.add_argument("model", metavar="DIR", help="checkpoint directory")
+        parser.add_argument("model", metavar="DIR", help=_MODEL_HELP)
     else:
-        parser.add_argument("--model", required=True, metavar="DIR", help="checkpoint directory")
+        parser.add_argument("--model", required=True, metavar="DIR", help=_MODEL_HELP)
     parser.add_argument("--family", help="owner of the checkpoint when two plugins claim it")
     parser.add_argument(
         "--no-plugin", action="append", default=[], metavar="NAME", help="do not load this plugin"
@@ -126,14 +129,14 @@ def build_parser() -> argparse.ArgumentParser:
     _add_sampling(chat)
 
     inspect = add("inspect", "inspection", "describe a checkpoint without reading its weights")
-    inspect.add_argument("model", metavar="DIR", nargs="?", help="checkpoint directory")
+    inspect.add_argument("model", metavar="DIR", nargs="?", help=_MODEL_HELP)
     inspect.add_argument("--family")
     inspect.add_argument("--no-plugin", action="append", default=[], metavar="NAME")
     inspect.add_argument("--backend", action="store_true", help="describe the MLX backend")
     inspect.add_argument("--tensors", action="store_true", help="list every tensor")
 
     probe = add("probe", "probe", "show what a checkpoint's chat template can do, and why")
-    probe.add_argument("model", metavar="DIR", help="checkpoint directory")
+    probe.add_argument("model", metavar="DIR", help=_MODEL_HELP)
     probe.add_argument("--family", help="owner of the checkpoint when two plugins claim it")
     probe.add_argument(
         "--no-plugin", action="append", default=[], metavar="NAME", help="do not load this plugin"

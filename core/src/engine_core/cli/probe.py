@@ -27,12 +27,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         Exit code: 1 without a template. An unusable template raises the typed error that says why.
     """
     from engine_core.checkpoint.reader import read_checkpoint
+    from engine_core.checkpoint.resolve import resolve_hub
     from engine_core.limits import LIMITS
     from engine_core.spec import find_owner
     from engine_core.text_loading import load_prompter
 
     plugins = load_plugins(arguments)
-    with read_checkpoint(arguments.model) as checkpoint:
+    with read_checkpoint(resolve_hub(arguments.model)) as checkpoint:
         owner = find_owner(plugins, checkpoint.config, arguments.family)
         prompter = load_prompter(
             checkpoint,

@@ -15,6 +15,7 @@ import attrs
 from engine_core.errors import TemplateError
 from engine_core.limits import LIMITS, Limits
 from engine_core.template import probe_samples as samples
+from engine_core.template.probe_media import probe_media
 from engine_core.template.probe_samples import PROBE_TOOLS
 from engine_core.template.probe_tools import ToolFinding, probe_tools, tool_histories
 from engine_core.template.render import ArgumentsForm, ChatTemplate
@@ -34,6 +35,8 @@ SYSTEM_PROMPT: Final = "interaction:system_prompt"
 TOOLS: Final = "interaction:tools"
 REASONING_HISTORY: Final = "interaction:reasoning_history"
 THINKING_TOGGLE: Final = "interaction:thinking_toggle"
+IMAGES: Final = "media:images"
+AUDIO: Final = "media:audio"
 CAPABILITIES: Final = (
     CHAT,
     TRANSLATION,
@@ -41,6 +44,8 @@ CAPABILITIES: Final = (
     TOOLS,
     REASONING_HISTORY,
     THINKING_TOGGLE,
+    IMAGES,
+    AUDIO,
 )
 _UNITS_SHARE: Final = 8
 _CLOCK: Final = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
@@ -140,7 +145,11 @@ def probe_template(
             code="template.unusable",
             hint="load with template=False for raw completion, or pass another template",
         )
-    return best
+    template, report = best
+    syntax = next((one for one in syntaxes if one.name == report.tool_syntax), None)
+    prober = _Prober(template=template, syntax=syntax)
+    media = (prober.media(IMAGES, "images"), prober.media(AUDIO, "audio"))
+    return template, attrs.evolve(report, verdicts=(*report.verdicts, *media))
 
 
 def _rank(report: ProbeReport) -> tuple[bool, bool, int]:
@@ -154,7 +163,7 @@ def _probe_dialect(
     prober = _Prober(template=template)
     chat, translation = prober.chat(), prober.translation()
     finding, syntax, form = _choose_syntax(template, syntaxes if chat.supported else ())
-    template = attrs.evolve(template, arguments_form=form)
+    template = attrs.evolve(template, arguments_form=form, tool_markers=_tool_markers(syntax))
     prober = _Prober(template=template, syntax=syntax)
     report = ProbeReport(
         verdicts=(
@@ -171,6 +180,14 @@ def _probe_dialect(
         end_of_turn=prober.end_of_turn(),
     )
     return template, report
+
+
+def _tool_markers(syntax: ToolSyntax | None) -> tuple[str, ...]:
+    """Every text that a reply may hold as a control token because of its calls."""
+    if syntax is None:
+        return ()
+    markers = (marker for pair in syntax.markers for marker in pair)
+    return (*markers, *getattr(syntax, "delimiters", ()))
 
 
 def _choose_syntax(
@@ -341,6 +358,13 @@ class _Prober:
             if not supported:
                 break
         return Verdict(capability=THINKING_TOGGLE, supported=supported, reason=reason)
+
+    def media(self, capability: str, kind: str) -> Verdict:
+        """Whether items render, with tools and in tool loops too; nothing reads them so far."""
+        paths = [([samples.user()], tools) for tools in self._tool_sets()]
+        paths += [(loop, self._tool_sets()[-1]) for loop in self._tool_loops(None)]
+        reason = probe_media(self.with_tools, kind, paths) or f"{kind} render, but are not read"
+        return Verdict(capability=capability, supported=False, reason=reason)
 
     def end_of_turn(self) -> tuple[str, ...]:
         """The dialect's end-of-turn texts with which a closed assistant turn really ends."""

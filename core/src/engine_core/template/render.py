@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,8 +12,9 @@ import attrs
 
 from engine_core.errors import InvalidRequest
 from engine_core.limits import LIMITS, Limits
-from engine_core.messages import Message, TextPart, ToolDecl, TranslationPart
+from engine_core.messages import Message, Part, TextPart, ToolCall, ToolDecl, TranslationPart
 from engine_core.template.environment import CompiledTemplate, plain_copy
+from engine_core.values import FrozenDict, FrozenList
 
 if TYPE_CHECKING:
     from engine_core.family import ReasoningMarkers, TemplateDialect, TemplateInput
@@ -27,7 +29,6 @@ Shield = Callable[[str], str]
 """Replaces control-token text inside content, so that it is not read as control tokens."""
 
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
-_SHIELDED_ROLES = frozenset({"system", "user", "tool"})
 
 
 @attrs.frozen(kw_only=True)
@@ -52,6 +53,8 @@ class ChatTemplate:
         tool_use: Template of requests with tools, ``None`` when ``default`` serves both.
         dialect: Turns records into what the template reads.
         arguments_form: How the template wants call arguments.
+        tool_markers: Texts with which the template's calls are written. They and the dialect's
+            reasoning markers belong in an assistant's text and are left as they are there.
         special_tokens: Token texts the template may name: ``bos_token``, ``eos_token``.
         limits: Bounds of every render.
     """
@@ -60,8 +63,20 @@ class ChatTemplate:
     dialect: TemplateDialect
     tool_use: CompiledTemplate | None = None
     arguments_form: ArgumentsForm = "mapping"
+    tool_markers: tuple[str, ...] = ()
     special_tokens: Mapping[str, str] = attrs.field(factory=dict)
     limits: Limits = attrs.field(default=LIMITS, repr=False)
+    _own_markers: re.Pattern[str] | None = attrs.field(init=False, repr=False, eq=False)
+
+    @_own_markers.default
+    def _compile_own_markers(self) -> re.Pattern[str] | None:
+        """Compile the search for what an assistant's text may hold; once, not per request."""
+        reasoning = self.dialect.reasoning
+        markers = {*self.tool_markers}
+        if reasoning is not None:
+            markers |= {reasoning.open, reasoning.close}
+        longest_first = sorted(markers, key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if markers else None
 
     @classmethod
     def compile(
@@ -109,8 +124,9 @@ class ChatTemplate:
             add_generation_prompt: End with the opening of an assistant turn.
             thinking: Passed as ``enable_thinking``; ``None`` passes nothing.
             template_options: Further template variables.
-            prefill: Start of the assistant's reply, appended as it is.
-            shield: Applied to user, system, tool-result and tool-declaration text.
+            prefill: Start of the assistant's reply, appended after the generation prompt.
+            shield: Applied to every text of the conversation, of the tools and of the prefill.
+                Text of the assistant keeps the markers that belong there.
             clock: The one time the template sees; now when omitted.
 
         Returns:
@@ -130,9 +146,15 @@ class ChatTemplate:
             )
         if thinking is not None:
             options["enable_thinking"] = thinking
+        start = prefill
         if shield is not None:
-            messages = [_shield_message(message, shield) for message in messages]
+            own = self._sparing(shield)
+            messages = [
+                _shield_message(message, shield, own if message.role == "assistant" else shield)
+                for message in messages
+            ]
             tools = [_shield_tool(tool, shield) for tool in tools]
+            start = own(prefill)
         prepared = self.dialect.prepare(messages, tools, options)
         variables = self._variables(prepared, options, add_generation_prompt=add_generation_prompt)
         template = self.default
@@ -144,9 +166,25 @@ class ChatTemplate:
             clock=clock if clock is not None else datetime.datetime.now().astimezone(),
         )
         return Rendered(
-            text=text + prefill,
+            text=text + start,
             opens_reasoning=_opens_reasoning(text, prefill, self.dialect.reasoning),
         )
+
+    def _sparing(self, shield: Shield) -> Shield:
+        """Make the shield of text that the assistant wrote.
+
+        Each run between two markers is shielded as a text of its own: a template that takes a
+        marked span out must not join what stood around it to a control token.
+        """
+        pattern = self._own_markers
+        if pattern is None:
+            return shield
+
+        def spare(text: str) -> str:
+            parts = pattern.split(text)
+            return "".join(part if at % 2 else shield(part) for at, part in enumerate(parts))
+
+        return spare
 
     def _variables(
         self, prepared: TemplateInput, options: Mapping[str, Any], *, add_generation_prompt: bool
@@ -192,17 +230,38 @@ def _opens_reasoning(text: str, prefill: str, markers: ReasoningMarkers | None) 
     return prefill.lstrip().startswith(markers.open) and markers.close not in prefill
 
 
-def _shield_message(message: Message, shield: Shield) -> Message:
-    if message.role not in _SHIELDED_ROLES:
-        return message
-    content = tuple(
-        attrs.evolve(part, text=shield(part.text))
-        if isinstance(part, (TextPart, TranslationPart))
-        else part
-        for part in message.content
+def _shield_message(message: Message, shield: Shield, prose: Shield) -> Message:
+    """Shield a turn: ``prose`` takes what its speaker wrote freely, ``shield`` the rest."""
+    name, call_id, reasoning = message.name, message.tool_call_id, message.reasoning
+    return attrs.evolve(
+        message,
+        content=tuple(_shield_part(part, shield, prose) for part in message.content),
+        reasoning=None if reasoning is None else prose(reasoning),
+        tool_calls=tuple(_shield_call(call, shield) for call in message.tool_calls),
+        tool_call_id=None if call_id is None else shield(call_id),
+        name=None if name is None else shield(name),
     )
-    name = None if message.name is None else shield(message.name)
-    return attrs.evolve(message, content=content, name=name)
+
+
+def _shield_part(part: Part, shield: Shield, prose: Shield) -> Part:
+    if isinstance(part, TextPart):
+        return TextPart(prose(part.text))
+    if isinstance(part, TranslationPart):
+        return TranslationPart(
+            source_lang=shield(part.source_lang),
+            target_lang=shield(part.target_lang),
+            text=shield(part.text),
+        )
+    return part
+
+
+def _shield_call(call: ToolCall, shield: Shield) -> ToolCall:
+    return attrs.evolve(
+        call,
+        id=shield(call.id),
+        name=shield(call.name),
+        arguments=_shield_json(call.arguments, shield),
+    )
 
 
 def _shield_tool(tool: ToolDecl, shield: Shield) -> ToolDecl:
@@ -215,10 +274,12 @@ def _shield_tool(tool: ToolDecl, shield: Shield) -> ToolDecl:
 
 
 def _shield_json(value: Any, shield: Shield) -> Any:
+    """Shield every text in a JSON value; frozen as before, so its bounds are not checked anew."""
     if isinstance(value, str):
         return shield(value)
     if isinstance(value, Mapping):
-        return {shield(key): _shield_json(entry, shield) for key, entry in value.items()}
+        entries = value.items()
+        return FrozenDict({shield(key): _shield_json(entry, shield) for key, entry in entries})
     if isinstance(value, (list, tuple)):
-        return [_shield_json(entry, shield) for entry in value]
+        return FrozenList(_shield_json(entry, shield) for entry in value)
     return value

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
+
 from engine_core.testing.tool_corpus import Case, Literal
 
 if TYPE_CHECKING:
@@ -239,6 +241,20 @@ def _whole(markup: Markup) -> Iterator[Case]:
     yield _refused("a fenced call", f"```json\n{whole}\n```")
     yield _refused("JSON that is no call", '{"city": "Oslo"}')
     yield _refused("an unbalanced brace", "{ and so on")
+    open_end = '{"city": "Oslo ENDS", "note": "b"'
+    yield Case(
+        name="a stop text in JSON that is no call",
+        reply=open_end,
+        text='{"city": "Oslo ',
+        options={"stop": ["ENDS"]},
+    )
+    yield Case(
+        name="a stop text in a call",
+        reply=markup.call("run_code", code="ENDS"),
+        calls=[("run_code", {"code": "ENDS"})],
+        text="",
+        options={"stop": ["ENDS"]},
+    )
     yield _refused("a call in a call", f'{{"name": "ping", "parameters": {{"x": {whole}}}}}')
 
 
@@ -279,6 +295,22 @@ def _between(markup: Markup) -> Iterator[Case]:
     yield mixed(
         "a stop text inside a call", inside, [("run_code", {"code": "ENDS"})], "", stop=["ENDS"]
     )
+    # A refused call is text, so a stop text in it ends the reply, later calls included.
+    lost = markup.call("run_cod", code="a ENDS b")
+    before = lost[: lost.index("ENDS")]
+    for name, reply, calls, text in (
+        ("a stop text inside a refused call", f"well {lost} c", [], f"well {before}"),
+        ("a stop text in a refused call between", f"{oslo}{lost}{rome}", [first], before),
+        ("a stop text in a refused call, then after it", f"{lost} ENDS {rome}", [], before),
+        ("a stop text in a span without an end", f"{lost[:-1]} d", [], before),
+    ):
+        finish = "tool_calls" if calls else "stop"
+        yield attrs.evolve(mixed(name, reply, calls, text, stop=["ENDS"]), finish=finish)
+    border = [f"{markup.markers[1]} and"]
+    yield mixed("a stop text over the border of a refused call", f"{bad} and", [],
+                bad[: -len(markup.markers[1])], stop=border)  # fmt: skip
+    yield mixed("a stop text over the border of a call", f"{oslo} and", [first], " and",
+                stop=border)  # fmt: skip
     yield mixed("65 calls", markup.call("ping") * 65, [("ping", {})] * 64, markup.call("ping"))
 
 

@@ -188,7 +188,7 @@ class ControlShield:
         """Mark a piece of content.
 
         Args:
-            content: User, system, tool-result or tool-declaration text.
+            content: Any text of a conversation or of its tools.
 
         Returns:
             The content with marks; unchanged when it holds nothing like a control token.

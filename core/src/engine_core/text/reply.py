@@ -23,7 +23,7 @@ class ReplyDecoder:
 
     Stop strings are looked for in answer text only, never across a tool call. Answer text after
     the first tool call is kept in ``answer`` and not delivered, because a refused call becomes
-    text again in its place; the caller delivers ``text[len(delivered):]`` at the end.
+    text again in its place; the caller delivers what :meth:`cut` leaves of it at the end.
 
     Attributes:
         stopped: Whether a stop string ended the reply.
@@ -62,7 +62,8 @@ class ReplyDecoder:
             armed=armed,
             open_reasoning=open_reasoning,
         )
-        self._matcher = StopMatcher(stops)
+        self._stops = tuple(stops)
+        self._matcher = StopMatcher(self._stops)
         self._reasoning: list[str] = []
         self._answer: list[str] = []
         self._delivered: list[str] = []
@@ -120,6 +121,27 @@ class ReplyDecoder:
             self._release(self._matcher.finish(), ready)
             self.stopped = self._matcher.matched
         return ready
+
+    def cut(self, runs: Sequence[str]) -> list[str]:
+        """End text that was withheld at the first stop string in it.
+
+        Only now is it known which calls were refused, and so are text in which a stop string
+        counts.
+
+        Args:
+            runs: Withheld text before, between and after the accepted calls.
+
+        Returns:
+            The runs up to the stop string, all of them when there is none.
+        """
+        kept: list[str] = []
+        matcher = StopMatcher(self._stops)
+        for run in runs:
+            kept.append(matcher.push(run)[0] + matcher.finish())
+            if matcher.matched:
+                self.stopped = True
+                break
+        return kept
 
     def _filter(self, pieces: list[Piece]) -> list[Piece]:
         ready: list[Piece] = []

@@ -95,14 +95,19 @@ class Acceptance:
     """A finished answer taken apart.
 
     Attributes:
-        text: The answer without the accepted spans.
+        runs: The text before, between and after the accepted calls; one more than calls.
         calls: Accepted calls in order.
         refusals: Why each other proposal is none, in order.
     """
 
-    text: str
+    runs: tuple[str, ...]
     calls: tuple[ToolCall, ...] = ()
     refusals: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The answer without the accepted spans."""
+        return "".join(self.runs)
 
 
 def new_call_id() -> str:
@@ -139,7 +144,7 @@ def accept_calls(
     Raises:
         PluginError: The syntax failed, which its contract forbids.
     """
-    kept: list[str] = []
+    runs: list[str] = []
     calls: list[ToolCall] = []
     refusals: list[str] = []
     at = 0
@@ -156,10 +161,10 @@ def accept_calls(
             refusals.append(str(error))
             continue
         calls.append(call)
-        kept.append(answer[at:begin])
+        runs.append(answer[at:begin])
         at = end
-    kept.append(answer[at:])
-    return Acceptance(text="".join(kept), calls=tuple(calls), refusals=tuple(refusals))
+    runs.append(answer[at:])
+    return Acceptance(runs=tuple(runs), calls=tuple(calls), refusals=tuple(refusals))
 
 
 def _proposals(answer: str, syntax: ToolSyntax, toolset: Toolset) -> Sequence[Proposal]:
