@@ -104,7 +104,7 @@ def silu(x: mx.array) -> mx.array:
 
     Source: Elfwing et al. 2017, "Sigmoid-Weighted Linear Units".
     """
-    return x / (1.0 + mx.power(2.0, x * -LOG2_E)) if _prefers_powers(x) else x * mx.sigmoid(x)
+    return x / (1.0 + mx.power(2.0, x * -LOG2_E)) if _prefers_powers(x) else _plain_silu(x)
 
 
 def gelu_tanh(x: mx.array) -> mx.array:
@@ -160,6 +160,11 @@ def elementwise(function: Callable[P, R]) -> Callable[P, R]:
         return (function if computes_on_cpu() else compiled)(*args, **kwargs)
 
     return run
+
+
+@elementwise
+def _plain_silu(x: mx.array) -> mx.array:
+    return x * mx.sigmoid(x)
 
 
 @functools.cache
