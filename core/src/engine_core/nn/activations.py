@@ -32,6 +32,9 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# Below this the operations of the longer formula cost more than the exponential that they save.
+LEAST_ELEMENTS: Final = 512
+
 LOG2_E: Final = math.log2(math.e)
 # Source: Hendrycks and Gimpel 2016, section 2: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
 GELU_SLOPE: Final = math.sqrt(2 / math.pi)
@@ -53,7 +56,7 @@ def _is_x86() -> bool:
 
 
 def _prefers_powers(x: mx.array) -> bool:
-    return x.dtype == mx.float32 and _is_x86() and computes_on_cpu()
+    return x.size >= LEAST_ELEMENTS and x.dtype == mx.float32 and _is_x86() and computes_on_cpu()
 
 
 def exponent_scale(x: mx.array) -> float:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import mlx.core as mx
 
 from engine_core.backend import evaluate
+from engine_core.nn.activations import computes_on_cpu
+from engine_core.nn.norms import normalize_sum
 
 if TYPE_CHECKING:
     from engine_core.kernels import KernelRegistry
@@ -46,16 +48,20 @@ def normalize_heads(joined: mx.array) -> Arrays:
     Source: ``x / sqrt(sum(x ** 2) + 1e-6)``.
     """
     heads, size = joined.shape[-2] // 2, joined.shape[-1]
-    # The fused norm divides the sum by the size, so its eps and its scale follow the size.
-    unit = mx.fast.rms_norm(joined.astype(mx.float32), None, NORM_EPS / size)
-    queries, keys = mx.split(unit * _head_scales(heads, size), 2, axis=-2)
+    wide, scales = joined.astype(mx.float32), _head_scales(heads, size)
+    if computes_on_cpu():
+        unit = normalize_sum(wide, NORM_EPS, scales)
+    else:
+        # The fused norm divides the sum by the size, so its eps follows the size, and its result.
+        unit = mx.fast.rms_norm(wide, None, NORM_EPS / size) * (scales * size**-0.5)
+    queries, keys = mx.split(unit, 2, axis=-2)
     return queries, keys
 
 
 @functools.cache
 def _head_scales(heads: int, size: int) -> mx.array:
-    """Scales ``[2 * heads, 1]`` of normalised query and key heads."""
-    scales = mx.array([[1.0 / size]] * heads + [[size**-0.5]] * heads)
+    """Scales ``[2 * heads, 1]`` of query and key heads of unit length."""
+    scales = mx.array([[size**-0.5]] * heads + [[1.0]] * heads)
     evaluate(scales)
     return scales
 
