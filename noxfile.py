@@ -215,6 +215,8 @@ def bench(session: nox.Session) -> None:
     for other in filter(None, others):
         session.log(f"Checkpoint: {other.name}")
         session.run("python", "tools/bench.py", "--model", str(other), "--case", FLOAT32_CASE)
+    session.log("Follow-up turns of long conversations")
+    session.run("python", "tools/bench_turns.py")
 
 
 @nox.session(default=False)
