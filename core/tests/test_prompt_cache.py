@@ -536,6 +536,20 @@ def test_mixed_requests_hold_steady_memory(paths: dict[str, Path], plugins: Plug
         assert max(levels) - min(levels) <= 0.02 * (max(levels) + info.bytes)
 
 
+def test_closed_session_and_client_report_an_empty_pool(
+    paths: dict[str, Path], plugins: Plugins
+) -> None:
+    with Session.load(paths["hybrid"], plugins=plugins) as session:
+        session.generate([user("hello")], max_tokens=3)
+        before = session.cache_info()
+    with Client.load(paths["hybrid"], plugins=plugins) as client:
+        client.generate([user("hello")], max_tokens=3)
+        assert client.cache_info() == before
+    assert before.entries > 0
+    for closed in (session, client):
+        assert closed.cache_info() == attrs.evolve(before, entries=0, boundaries=0, bytes=0)
+
+
 def test_closing_a_session_frees_its_pool(paths: dict[str, Path], plugins: Plugins) -> None:
     gc.collect()
     mx.clear_cache()
