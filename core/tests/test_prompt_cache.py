@@ -390,6 +390,9 @@ def test_fault_at_a_seam_leaves_no_wrong_state(
             caught.append(exc)
     assert all(isinstance(exc, expected) for exc in caught)
     assert fault.failed or not caught
+    if calls == 0:
+        assert fault.failed
+        assert caught
     for _ in range(2):
         for prompt, tokens in zip(prompts, want, strict=True):
             assert session.complete(prompt, max_tokens=6).token_ids == tokens
@@ -533,7 +536,12 @@ def test_mixed_requests_hold_steady_memory(paths: dict[str, Path], plugins: Plug
                 # What the pool holds varies below its budget; nothing else may.
                 levels.append(mx.get_active_memory() - info.bytes)
         assert info.evicted > 0
-        assert max(levels) - min(levels) <= 0.02 * (max(levels) + info.bytes)
+        spread = (max(levels) - min(levels)) / (max(levels) + info.bytes)
+        print(
+            f"{SOAK_REQUESTS} requests: {min(levels)} to {max(levels)} bytes beside a pool of "
+            f"{info.bytes}, spread {spread:.2%}"
+        )
+        assert spread <= 0.02
 
 
 def test_closed_session_and_client_report_an_empty_pool(
