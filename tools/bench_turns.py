@@ -99,7 +99,7 @@ def next_messages(rng: random.Random, number: int) -> list[dict[str, Any]]:
     """
     function = rng.choice(TOOLS)["function"]
     arguments = {
-        name: " ".join(rng.choices(WORDS, k=4)) for name in function["parameters"]["properties"]
+        name: " ".join(rng.choices(WORDS, k=3)) for name in function["parameters"]["properties"]
     }
     call = {
         "id": f"call_{number}",
@@ -116,7 +116,7 @@ def next_messages(rng: random.Random, number: int) -> list[dict[str, Any]]:
         {
             "role": "tool",
             "tool_call_id": call["id"],
-            "content": json.dumps({"result": " ".join(rng.choices(WORDS, k=20))}),
+            "content": json.dumps({"result": " ".join(rng.choices(WORDS, k=8))}),
         },
     ]
 

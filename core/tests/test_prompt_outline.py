@@ -167,8 +167,14 @@ def test_transcript_of_a_long_conversation_is_that_of_rendering_all_of_it(
     assert made.transcript() == shared
 
 
-def test_transcript_of_a_long_conversation_renders_its_last_turns_only() -> None:
-    made, _ = outline(BODY + TAIL, LONG, [TOOL])
+@pytest.mark.parametrize(
+    ("count", "roles"),
+    [(4, ["system", "user"]), (9, ["system", "user", "assistant", "tool", "tool"])],
+)
+def test_transcript_of_a_long_conversation_renders_its_last_turns_only(
+    count: int, roles: list[str]
+) -> None:
+    made, _ = outline(BODY + TAIL, LONG[:count], [TOOL])
     rendered: list[list[str]] = []
 
     def render(messages: Sequence[Any], *, opens_reply: bool) -> str:
@@ -177,4 +183,4 @@ def test_transcript_of_a_long_conversation_renders_its_last_turns_only() -> None
 
     counted = attrs.evolve(made, render=render)
     assert counted.transcript() == made.transcript() > 0
-    assert rendered == [["system", "user", "assistant", "tool", "tool"]] * 2
+    assert rendered == [roles] * 2

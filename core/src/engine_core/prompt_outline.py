@@ -117,10 +117,13 @@ class Outline:
 
 
 def _last_turns(messages: Sequence[Message]) -> list[Message]:
-    """Cut a conversation to its system turns, its last question and its last turn."""
+    """Cut a conversation to its system turns, its last question and, if one follows, its last turn.
+
+    Questions and replies still alternate, as some templates demand.
+    """
     roles = [message.role for message in messages]
     last = max((at for at, role in enumerate(roles) if role != "tool"), default=0)
-    asked = max((at for at, role in enumerate(roles[:last]) if role == "user"), default=last)
+    asked = max((at for at, role in enumerate(roles[: last + 1]) if role == "user"), default=last)
     wanted = {asked, *range(last, len(messages))}
     return [
         message
