@@ -98,7 +98,7 @@ class Outline:
                 opened = self.render(turns, opens_reply=True)
                 closed = self.render(turns, opens_reply=False)
                 at = shared_length(opened, closed)
-                if at < len(opened) and self.text.endswith(opened[max(at - _CONTEXT_CHARS, 0) :]):
+                if at and self.text.endswith(opened[max(at - _CONTEXT_CHARS, 0) :]):
                     return len(self.text) - (len(opened) - at)
         return shared_length(self.text, self.render(self.messages, opens_reply=False))
 
