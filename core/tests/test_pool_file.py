@@ -238,6 +238,14 @@ def test_file_beyond_its_bounds_is_refused(tmp_path: Path) -> None:
         assert caught.value.code == code
 
 
+def test_file_of_another_kind_is_refused_without_advice_to_delete_it(tmp_path: Path) -> None:
+    mx.save_safetensors(str(tmp_path / "weights.safetensors"), {"ids": mx.array([1, 2])})
+    with pytest.raises(CacheError) as caught:
+        load(tmp_path / "weights.safetensors")
+    assert caught.value.code == "cache.file"
+    assert caught.value.hint.startswith("name a file that save_cache wrote")
+
+
 def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "missing", ".", "nul\0"):

@@ -265,7 +265,11 @@ def _replacing(path: Path) -> Iterator[Any]:
 
 
 def _invalid(message: str) -> CacheError:
-    return CacheError(message, code="cache.file", hint="delete the file; it will be written anew")
+    return CacheError(
+        message,
+        code="cache.file",
+        hint="name a file that save_cache wrote; a damaged one can be deleted and written anew",
+    )
 
 
 def _unusable(name: str, action: str, exc: Exception) -> CacheError:
