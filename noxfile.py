@@ -215,6 +215,8 @@ def bench(session: nox.Session) -> None:
     for other in filter(None, others):
         session.log(f"Checkpoint: {other.name}")
         session.run("python", "tools/bench.py", "--model", str(other), "--case", FLOAT32_CASE)
+    session.log("Follow-up turns of long conversations")
+    session.run("python", "tools/bench_turns.py")
 
 
 @nox.session(default=False)
@@ -223,7 +225,7 @@ def soak(session: nox.Session) -> None:
     install(session, "core", "certs", "plugins/qwen35", extras="[testing]")
     session.run(
         "pytest", "core/tests/test_prompt_cache.py",
-        "plugins/qwen35/tests/test_qwen35_prompt_cache.py", *session.posargs,
+        "plugins/qwen35/tests/test_qwen35_prompt_cache.py", "-rP", *session.posargs,
         env={"ENGINE_SOAK_REQUESTS": "500", "ENGINE_SOAK_CONVERSATIONS": "50"},
     )  # fmt: skip
 

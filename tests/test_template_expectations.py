@@ -14,11 +14,13 @@ import json
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from engine_core.message_parsing import parse_messages
 from engine_core.plugins import Plugins
+from engine_core.prompt_outline import Outline
 from engine_core.template.probe import (
     AUDIO,
     CHAT,
@@ -32,6 +34,11 @@ from engine_core.template.probe import (
     probe_template,
 )
 from engine_core.template.source import select_templates
+from engine_core.text.repeating import shared_length
+from engine_core.tool_parsing import parse_tools
+
+if TYPE_CHECKING:
+    from engine_core.template.render import ChatTemplate
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data" / "chat_templates"
@@ -82,22 +89,21 @@ def plugins() -> Plugins:
 
 
 @cache
-def probed(source: bytes, family: str | None) -> ProbeReport:
+def probed(source: bytes, family: str | None) -> tuple[ChatTemplate, ProbeReport]:
     owner = next((owner for owner in plugins().owners if owner.family.name == family), None)
     assert (owner is None) == (family is None)
     chosen = select_templates(
         {"chat_template.jinja": source}, {"bos_token": "<s>", "eos_token": "</s>"}
     )
     assert chosen is not None
-    _, report = probe_template(
+    return probe_template(
         chosen, plugins().template_dialects(owner), plugins().tool_syntaxes(owner)
     )
-    assert report.supports(TOOLS) == (report.tool_syntax is not None)
-    return report
 
 
 def verdicts(source: bytes, family: str | None) -> dict[str, Any]:
-    report = probed(source, family)
+    _, report = probed(source, family)
+    assert report.supports(TOOLS) == (report.tool_syntax is not None)
     found = {name: report.supports(capability) for name, capability in CAPABILITIES.items()}
     return {**found, "tools": report.tool_syntax}
 
@@ -116,11 +122,72 @@ AUDIO_RENDERS = ("gemma4-",)
 
 @pytest.mark.parametrize(("row", "path"), sources())
 def test_media_reasons_say_what_the_template_renders(row: dict[str, Any], path: Path) -> None:
-    report = probed(path.read_bytes(), row["family"])
+    _, report = probed(path.read_bytes(), row["family"])
     for capability, families in ((IMAGES, IMAGES_RENDER), (AUDIO, AUDIO_RENDERS)):
         assert not report.supports(capability)
         renders = report.reason(capability).endswith("render, but are not read")
         assert renders == row["template"].startswith(families), report.reason(capability)
+
+
+def long_conversation(report: ProbeReport) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Questions, replies and, where the template can, system text and two rounds of tools."""
+    tool = {"name": "look", "description": "d", "parameters": {"type": "object", "properties": {}}}
+    messages = (
+        [{"role": "system", "content": "Be brief."}] if report.supports(SYSTEM_PROMPT) else []
+    )
+    for number in range(2):
+        messages += [
+            {"role": "user", "content": f"question {number}"},
+            {"role": "assistant", "content": f"answer {number}"},
+        ]
+    messages.append({"role": "user", "content": "the last question"})
+    if not report.supports(TOOLS):
+        return messages, []
+    for number in range(2):
+        call = {"name": "look", "arguments": {}}
+        messages += [
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"id": f"call{number}", "type": "function", "function": call}],
+            },
+            {"role": "tool", "tool_call_id": f"call{number}", "content": f"result {number}"},
+        ]
+    return messages, [{"type": "function", "function": tool}]
+
+
+@pytest.mark.parametrize(("row", "path"), sources())
+def test_transcript_is_that_of_rendering_the_whole_conversation(
+    row: dict[str, Any], path: Path
+) -> None:
+    template, report = probed(path.read_bytes(), row["family"])
+    if not report.supports(CHAT):
+        pytest.skip("translates only")
+    messages, tools = long_conversation(report)
+    declared = parse_tools(tools)
+    counted: list[int] = []
+
+    def render(turns: Any, *, opens_reply: bool) -> str:
+        counted.append(len(turns))
+        return template.render(turns, declared, add_generation_prompt=opens_reply).text
+
+    for stop in range(1, len(messages) + 1):
+        if messages[stop - 1]["role"] not in ("user", "tool"):
+            continue
+        turns = parse_messages(messages[:stop])
+        text, closed = (render(turns, opens_reply=opens) for opens in (True, False))
+        counted.clear()
+        outline = Outline(
+            messages=turns,
+            has_tools=bool(tools),
+            text=text,
+            ids=tuple(map(ord, text)),
+            encode=lambda part: list(map(ord, part)),
+            render=render,
+        )
+        assert outline.transcript() == shared_length(text, closed) > 0
+        # System text, a question, a call and its result at most.
+        assert max(counted) <= 4
 
 
 def test_table_covers_every_template_once() -> None:

@@ -1,6 +1,7 @@
 """Cache contracts one by one: memory, sharing, marks, construction."""
 
 import gc
+import time
 
 import mlx.core as mx
 import numpy as np
@@ -71,11 +72,31 @@ def append_one(cache):
     mx.eval(keys[:, :, -1], values[:, :, -1], cache.arrays())
 
 
-def peak_growth(action):
-    """Bytes in use beyond the start at the worst moment of ``action``."""
+def active_memory():
+    """Bytes in use; on a GPU memory is given back only after the work that used it."""
     gc.collect()
     mx.synchronize()
-    start = mx.get_active_memory()
+    mx.clear_cache()
+    return mx.get_active_memory()
+
+
+def holds_at_most(count, start):
+    """Whether no more bytes than these are in use beyond the start, now or as soon as a GPU has
+    given back what it finished with."""
+    deadline = time.monotonic() + 2
+    while active_memory() - start > count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return active_memory() - start <= count
+
+
+def address(array):
+    """Where an evaluated array begins; arrays that share memory lie in one range."""
+    return np.array(array, copy=False).ctypes.data
+
+
+def peak_growth(action):
+    """Bytes in use beyond the start at the worst moment of ``action``."""
+    start = active_memory()
     mx.reset_peak_memory()
     action()
     mx.synchronize()
@@ -160,27 +181,25 @@ def test_sliding_capacity_stays_near_the_window():
 
 
 def test_detach_slice_frees_its_parent():
-    gc.collect()
-    start = mx.get_active_memory()
+    start = active_memory()
     parent = mx.ones((1, 512, 4096))
     mx.eval(parent)
     part = parent[:, 3:4]
     own = detach(part)
     del parent, part
     assert own.nbytes == 4096 * 4
-    assert mx.get_active_memory() - start < own.nbytes + SLACK
+    assert holds_at_most(own.nbytes + SLACK, start)
     assert np.array_equal(np.array(own), np.ones((1, 1, 4096), np.float32))
 
 
 def test_detach_nearly_whole_parent_still_owns_its_memory():
-    gc.collect()
-    mx.clear_cache()  # a larger freed buffer would be used again whole
-    start = mx.get_active_memory()
+    # The bytes in use cannot tell: allocators round up to more than what is left out here.
     parent = mx.ones((8, 1024))
     mx.eval(parent)
+    first = address(parent)
+    assert address(parent[1:]) == first + 4096
     own = detach(parent[:7])
-    del parent
-    assert mx.get_active_memory() - start <= own.nbytes + 1024
+    assert not first - own.nbytes < address(own) < first + parent.nbytes
 
 
 @pytest.mark.parametrize("array", [mx.array(3.5), mx.zeros((0, 4)), mx.array([1, 2], mx.int32)])
@@ -192,29 +211,27 @@ def test_detach_any_shape_keeps_values(array):
 
 def test_recurrent_advance_with_long_chunk_does_not_pin_it():
     cache = RecurrentCache(shapes=[(1, 3, 1024)], dtypes=[mx.float32])
-    gc.collect()
-    start = mx.get_active_memory()
+    start = active_memory()
     chunk = mx.ones((1, 512, 1024))
     cache.advance((chunk[:, -3:],), 512, (chunk,), add)
     mx.eval(cache.arrays())
     del chunk
-    assert mx.get_active_memory() - start < 16 * 1024 * 4
+    assert holds_at_most(16 * 1024 * 4, start)
 
 
 def test_recurrent_detach_frees_the_parent_of_a_slot():
     cache = RecurrentCache(shapes=[(1, 3, 1024)], dtypes=[mx.float32])
-    gc.collect()
-    start = mx.get_active_memory()
+    start = active_memory()
     chunk = mx.ones((1, 100, 1024))
     cache.advance((chunk[:, -3:],), 1, (chunk[:, -1:],), add)
     mx.eval(cache.arrays())
     del chunk
-    assert mx.get_active_memory() - start > 99 * 4096
+    assert active_memory() - start > 99 * 4096
     entry = cache.fork()
     entry.detach()
     del cache
     assert entry.nbytes() == 3 * 4096
-    assert mx.get_active_memory() - start < 3 * 4096 + SLACK
+    assert holds_at_most(3 * 4096 + SLACK, start)
 
 
 def test_sliding_detach_holds_its_own_rows_only():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -119,6 +120,12 @@ def test_writing_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) 
     assert os.listdir(tmp_path) == ["prefix"]  # noqa: PTH208
 
 
+def test_longest_name_of_a_file_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 255)
+    write_prefix(path, "model", PromptKey((1, 2)), filled(2))
+    assert load(path).ids == (1, 2)
+
+
 def test_write_into_a_missing_folder_is_a_typed_error(tmp_path: Path) -> None:
     for path in (tmp_path / "missing" / "prefix", tmp_path):
         with pytest.raises(CacheError) as caught:
@@ -222,9 +229,21 @@ def test_file_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_file_beyond_its_bounds_is_refused(tmp_path: Path) -> None:
     write_prefix(tmp_path / "prefix", "model", PromptKey((1, 999)), filled(2))
-    for options in ({"budget_bytes": 10}, {"vocab_size": 999}):
-        with pytest.raises(CacheError):
+    for options, code in (
+        ({"budget_bytes": 10}, "cache.too_large"),
+        ({"vocab_size": 999}, "cache.file"),
+    ):
+        with pytest.raises(CacheError) as caught:
             load(tmp_path / "prefix", **options)
+        assert caught.value.code == code
+
+
+def test_file_of_another_kind_is_refused_without_advice_to_delete_it(tmp_path: Path) -> None:
+    mx.save_safetensors(str(tmp_path / "weights.safetensors"), {"ids": mx.array([1, 2])})
+    with pytest.raises(CacheError) as caught:
+        load(tmp_path / "weights.safetensors")
+    assert caught.value.code == "cache.file"
+    assert caught.value.hint.startswith("name a file that save_cache wrote")
 
 
 def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
@@ -267,6 +286,27 @@ def test_client_saves_and_loads_on_its_worker(
         assert (reply.token_ids, reply.usage.cached_tokens) == (cold.token_ids, 40)
 
 
+def test_clients_of_one_process_save_and_load_one_file_at_once(
+    model: Path, plugins: Plugins, tmp_path: Path
+) -> None:
+    ids = list(range(40))
+
+    def save_and_load(client: Client) -> None:
+        for _ in range(25):
+            assert client.save_cache(tmp_path / "prefix", prompt=[*ids, 3]) == 40
+            assert client.load_cache(tmp_path / "prefix") == 40
+
+    with (
+        Client.load(model, plugins=plugins) as one,
+        Client.load(model, plugins=plugins) as other,
+        ThreadPoolExecutor() as threads,
+    ):
+        cold = [client.complete([*ids, 3], max_tokens=4) for client in (one, other)]
+        list(threads.map(save_and_load, (one, other, one, other)))
+        assert one.complete([*ids, 3], max_tokens=4).token_ids == cold[0].token_ids
+    assert os.listdir(tmp_path) == ["prefix"]  # noqa: PTH208
+
+
 def test_saving_what_is_not_stored_is_a_typed_error(session: Session, tmp_path: Path) -> None:
     with pytest.raises(CacheError) as caught:
         session.save_cache(tmp_path / "prefix", prompt=[150, 151, 152])
@@ -288,7 +328,7 @@ def test_loading_into_a_pool_without_room_is_a_typed_error(
 ) -> None:
     session.complete(list(range(300)), max_tokens=1)
     session.save_cache(tmp_path / "prefix", prompt=list(range(300)))
-    for budget, code in ((0, "cache.no_pool"), (1000, "cache.file")):
+    for budget, code in ((0, "cache.no_pool"), (1000, "cache.too_large")):
         with Session.load(model, plugins=plugins, prompt_cache_bytes=budget) as small:
             with pytest.raises(CacheError) as caught:
                 small.load_cache(tmp_path / "prefix")

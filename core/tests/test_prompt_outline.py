@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import pytest
 
 from engine_core.builtin_chatml import CHATML
@@ -122,3 +123,64 @@ def test_template_that_refuses_a_transcript_or_a_probe_gives_none() -> None:
     made, _ = outline(picky + BODY + TAIL, [SYSTEM, HELLO])
     assert made.opening() == 0
     assert made.transcript() > 0
+
+
+def call(number: int) -> dict[str, Any]:
+    function = {"name": "look", "arguments": {}}
+    return {"id": f"c{number}", "type": "function", "function": function}
+
+
+def result(number: int) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"c{number}", "content": f"world {number}"}
+
+
+LONG: list[dict[str, Any]] = [
+    SYSTEM,
+    HELLO,
+    {"role": "assistant", "content": "hello"},
+    {"role": "user", "content": "the tool"},
+    {"role": "assistant", "content": "", "tool_calls": [call(1)]},
+    result(1),
+    {"role": "assistant", "content": "", "tool_calls": [call(2), call(3)]},
+    result(2),
+    result(3),
+]
+# What opens the reply may depend on the last turn, on the number of turns, or on both.
+OPENINGS = {
+    "plain": TAIL,
+    "by role": "{% if add_generation_prompt %}<|im_start|>{{ messages[-1].role }}{% endif %}",
+    "by length": "{% if add_generation_prompt %}{{ 'hello ' * (messages | length) }}{% endif %}",
+    "closed": TAIL + "{% if not add_generation_prompt %}<|im_start|>END{% endif %}",
+}
+
+
+@pytest.mark.parametrize("count", [2, 4, 6, 9])
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_transcript_of_a_long_conversation_is_that_of_rendering_all_of_it(
+    opening: str, count: int
+) -> None:
+    made, tokenizer = outline(BODY + OPENINGS[opening], LONG[:count], [TOOL])
+    plain = tokenizer.encode(made.render(made.messages, opens_reply=False))
+    shared = 0
+    while shared < min(len(plain), len(made.ids)) and plain[shared] == made.ids[shared]:
+        shared += 1
+    assert made.transcript() == shared
+
+
+@pytest.mark.parametrize(
+    ("count", "roles"),
+    [(4, ["system", "user"]), (9, ["system", "user", "assistant", "tool", "tool"])],
+)
+def test_transcript_of_a_long_conversation_renders_its_last_turns_only(
+    count: int, roles: list[str]
+) -> None:
+    made, _ = outline(BODY + TAIL, LONG[:count], [TOOL])
+    rendered: list[list[str]] = []
+
+    def render(messages: Sequence[Any], *, opens_reply: bool) -> str:
+        rendered.append([message.role for message in messages])
+        return made.render(messages, opens_reply=opens_reply)
+
+    counted = attrs.evolve(made, render=render)
+    assert counted.transcript() == made.transcript() > 0
+    assert rendered == [roles] * 2

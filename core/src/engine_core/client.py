@@ -80,8 +80,12 @@ class Client(AsyncClientMethods):
             info.append(session.info)
             return session
 
+        def close_session(session: Session) -> None:
+            session.close()
+            info[-1] = session.info
+
         worker: Worker[Session] = Worker(
-            open_session, Session.close, clear_thread_state, queue_jobs=queue_jobs
+            open_session, close_session, clear_thread_state, queue_jobs=queue_jobs
         )
         worker.start()
         return cls(Lease(worker, info))

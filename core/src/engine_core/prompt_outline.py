@@ -5,12 +5,14 @@ A position decides only how much a later prompt can reuse: state stored at any p
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 from engine_core.errors import EngineError
 from engine_core.messages import Message, TextPart
+from engine_core.text.repeating import shared_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +27,8 @@ __all__ = ["Outline"]
 
 # First user turns that begin differently: what a prompt shares with both is no user's text.
 _PROBES = ("0", "x")
-_BLOCK_CHARS = 4096
+# How much of the last turn must stand before what opens the reply.
+_CONTEXT_CHARS = 16
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -58,7 +61,7 @@ class Outline:
             A length in tokens; 0 when the template does not render such a transcript.
         """
         try:
-            shared = _shared(self.text, self.render(self.messages, opens_reply=False))
+            shared = self._before_reply()
             tail = self.encode(self.text[shared:]) if 0 < shared < len(self.text) else []
         except EngineError:
             return 0
@@ -81,7 +84,23 @@ class Outline:
             others = [self.render([*system, turn], opens_reply=True) for turn in turns]
         except EngineError:
             return 0
-        return self._length(min(_shared(self.text, other) for other in others))
+        return self._length(min(shared_length(self.text, other) for other in others))
+
+    def _before_reply(self) -> int:
+        """Find where what opens the reply begins, in characters.
+
+        What opens it is read off the last turns alone where the whole conversation ends with it,
+        so that a long one is not rendered twice.
+        """
+        turns = _last_turns(self.messages)
+        if len(turns) < len(self.messages):
+            with suppress(EngineError):
+                opened = self.render(turns, opens_reply=True)
+                closed = self.render(turns, opens_reply=False)
+                at = shared_length(opened, closed)
+                if at and self.text.endswith(opened[max(at - _CONTEXT_CHARS, 0) :]):
+                    return len(self.text) - (len(opened) - at)
+        return shared_length(self.text, self.render(self.messages, opens_reply=False))
 
     def _length(self, chars: int) -> int:
         """Count the tokens that the first characters share with the prompt."""
@@ -97,15 +116,17 @@ class Outline:
         return same
 
 
-def _shared(text: str, other: str) -> int:
-    """Count the characters two texts begin with."""
-    size = min(len(text), len(other))
-    done = 0
-    while done < size:
-        stop = min(done + _BLOCK_CHARS, size)
-        if text[done:stop] != other[done:stop]:
-            while text[done] == other[done]:
-                done += 1
-            return done
-        done = stop
-    return done
+def _last_turns(messages: Sequence[Message]) -> list[Message]:
+    """Cut a conversation to its system turns, its last question and, if one follows, its last turn.
+
+    Questions and replies still alternate, as some templates demand.
+    """
+    roles = [message.role for message in messages]
+    last = max((at for at, role in enumerate(roles) if role != "tool"), default=0)
+    asked = max((at for at, role in enumerate(roles[: last + 1]) if role == "user"), default=last)
+    wanted = {asked, *range(last, len(messages))}
+    return [
+        message
+        for at, message in enumerate(messages)
+        if at in wanted or (message.role == "system" and at < asked)
+    ]

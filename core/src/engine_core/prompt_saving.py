@@ -79,9 +79,10 @@ def load_prefix(loaded: Loaded, path: str | os.PathLike[str]) -> int:
     found = pool.peek(loaded.spec.fingerprint, key)
     if found is None or found[1].length < len(key.ids):
         raise CacheError(
-            f"prompt cache: {len(key.ids)} tokens must fit {pool.budget_bytes} bytes, got more",
+            f"prompt cache: {len(key.ids)} tokens must stay stored in {pool.budget_bytes} bytes, "
+            "got dropped at once",
             code="cache.too_large",
-            hint="load the model with a larger prompt_cache_bytes",
+            hint="load the model with a larger prompt_cache_bytes, or a longer prompt_cache_ttl",
         )
     return len(key.ids)
 

@@ -363,6 +363,8 @@ class Session:
         self._owner.check()
         self._refuse_reentry()
         if self._loaded is not None:
+            if self._loaded.pool is not None:
+                self._loaded.pool.clear()
             self._info = self.info
             self._loaded.allocator.release()
             self._loaded = None

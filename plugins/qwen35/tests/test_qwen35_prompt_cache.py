@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from engine_core.testing.conversations import RequestCheck
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 # ``nox -s soak`` runs 50 conversations; each takes seconds.
 CONVERSATIONS = int(os.environ.get("ENGINE_SOAK_CONVERSATIONS", "4"))
@@ -67,19 +69,32 @@ def test_tool_loop_equals_cold_runs_and_is_served_as_promised(
     check.chat(messages, **options)
 
 
-def test_long_tool_loop_feeds_only_its_new_turns(check: RequestCheck) -> None:
+def with_longer_context(folder: Path) -> Path:
+    """The miniature with a context that 200 messages fit; nothing else depends on its size."""
+    copied = shutil.copytree(MINI, folder / "model", ignore=shutil.ignore_patterns("parity"))
+    config = json.loads((copied / "config.json").read_text(encoding="utf-8"))
+    config["text_config"]["max_position_embeddings"] = 32_768
+    (copied / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return copied
+
+
+def test_tool_loop_of_200_messages_is_served_more_on_every_turn(tmp_path: Path) -> None:
     case = CASES[NAMES[0]]
-    session, rng = check.session, random.Random(0)
+    options = {"tools": case["tools"], "thinking": True}
     messages = [one for one in case["messages"] if one["role"] in ("system", "user")][:2]
-    fed = []
-    for step in range(16):
-        reply = session.generate(messages, tools=case["tools"], thinking=True, max_tokens=1)
-        fed.append(reply.usage.prompt_tokens - reply.usage.cached_tokens)
-        messages += turn(reply, case["tools"][:1], rng, step)
-    assert max(fed[1:]) < 200
-    assert reply.usage.prompt_tokens > 800
-    cold = session.generate(
-        messages, tools=case["tools"], thinking=True, max_tokens=4, prompt_cache=False
-    )
-    warm = session.generate(messages, tools=case["tools"], thinking=True, max_tokens=4)
-    assert warm.token_ids == cold.token_ids
+    rng = random.Random(0)
+    with Session.load(with_longer_context(tmp_path), compute_dtype="float32") as session:
+        check = RequestCheck(session, max_tokens=1, cold_every=100)
+        served, fed = [], []
+        # The last of these requests is compared with a cold run.
+        while len(messages) <= 200:
+            reply = check.chat(messages, **options)
+            usage = reply.usage
+            served.append(usage.cached_tokens)
+            fed.append(usage.prompt_tokens - usage.cached_tokens)
+            messages += turn(reply, case["tools"][:1], rng, len(messages))
+    assert check.requests == 100
+    assert served == sorted(set(served))
+    assert usage.prompt_tokens > 4096
+    # A turn feeds itself and what opens the reply, however long the conversation is.
+    assert max(fed[1:]) < 120

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import stat
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,6 +45,8 @@ DTYPES: Final[dict[str, tuple[mx.Dtype, type[np.generic]]]] = {
     "BF16": (mx.bfloat16, np.uint16),
     "I32": (mx.int32, np.int32),
 }
+# What a temporary name keeps of the file's own; file systems take 255 bytes.
+_NAME_CHARS: Final = 32
 NAMES: Final = {dtype: name for name, (dtype, _) in DTYPES.items()}
 
 
@@ -117,8 +120,9 @@ def read_prefix(
         The prefix.
 
     Raises:
-        CacheError: The file cannot be read, is damaged or too large (``cache.file``), or was
-            written with another model (``cache.other_model``). The caches may be partly filled.
+        CacheError: The file cannot be read or is damaged (``cache.file``), is too large
+            (``cache.too_large``), or was written with another model (``cache.other_model``). The
+            caches may be partly filled.
         BackendError: The device failed.
     """
     name = Path(path).name
@@ -139,7 +143,11 @@ def read_prefix(
             )
         size = sum(tensor.stop - tensor.start for tensor in header.tensors.values())
         if size > budget_bytes:
-            raise _invalid(f"{name}: must fit the budget of {budget_bytes} bytes, got {size}")
+            raise CacheError(
+                f"{name}: must fit the budget of {budget_bytes} bytes, got {size}",
+                code="cache.too_large",
+                hint="load the model with a larger prompt_cache_bytes",
+            )
         length = _check_shapes(name, header, caches)
         digest = _start_digest(metadata.get("media", ""))
         arrays = {
@@ -238,8 +246,8 @@ def _opened(path: str | os.PathLike[str], name: str) -> Iterator[int]:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Any]:
-    """Write beside the file and put it in its place at the end."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write beside the file and put it in its place at the end; others may write it as well."""
+    fresh = path.with_name(f".{path.name[:_NAME_CHARS]}.{secrets.token_hex(8)}.tmp")
     try:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -257,7 +265,11 @@ def _replacing(path: Path) -> Iterator[Any]:
 
 
 def _invalid(message: str) -> CacheError:
-    return CacheError(message, code="cache.file", hint="delete the file; it will be written anew")
+    return CacheError(
+        message,
+        code="cache.file",
+        hint="name a file that save_cache wrote; a damaged one can be deleted and written anew",
+    )
 
 
 def _unusable(name: str, action: str, exc: Exception) -> CacheError:

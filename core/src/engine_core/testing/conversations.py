@@ -45,15 +45,20 @@ class _OnPurposeError(Exception):
 class RequestCheck:
     """Runs requests twice, with and without the prompt cache, and compares."""
 
-    def __init__(self, session: Session, *, max_tokens: int = REPLY_TOKENS) -> None:
+    def __init__(
+        self, session: Session, *, max_tokens: int = REPLY_TOKENS, cold_every: int = 1
+    ) -> None:
         """Start with an empty pool.
 
         Args:
             session: A session whose budget no test reaches.
             max_tokens: Longest reply.
+            cold_every: Requests to each one that is compared with a cold run.
         """
         self.session = session
         self.max_tokens = max_tokens
+        self.cold_every = cold_every
+        self.requests = 0
         self.loaded = session._ready()  # noqa: SLF001
         assert self.loaded.pool is not None
         self.loaded.pool.clear()
@@ -159,6 +164,9 @@ class RequestCheck:
         self.note(ids, cached, boundaries, opening)
         committed = reply.token_ids[:-1]
         self.promised.store([*ids, *committed], fed_after=cached)
+        self.requests += 1
+        if self.requests % self.cold_every:
+            return reply
         cold = request(max_tokens=self.max_tokens, prompt_cache=False)
         assert cold.usage.cached_tokens == 0
         assert reply.token_ids == cold.token_ids

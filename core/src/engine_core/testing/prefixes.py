@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import attrs
@@ -108,4 +107,11 @@ class PromisedPrefixes:
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one[least:middle] == other[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least

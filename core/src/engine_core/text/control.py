@@ -124,7 +124,9 @@ class ControlTokens:
             In order, ids of control tokens and non-empty runs of text without marks, each with
             whether it stands at the very start.
         """
-        parts: list[int | str] = [shield.unescape(text)]
+        whole = shield.unescape(text)
+        is_marked = shield.mark in whole
+        parts: list[int | str] = [whole]
         for pattern, chosen in self._passes:
             parts = [
                 piece
@@ -139,7 +141,7 @@ class ControlTokens:
             if isinstance(part, int):
                 yield index == 0, part
                 continue
-            run = shield.remove(part)
+            run = part.replace(shield.mark, "") if is_marked else part
             before = parts[index - 1] if index else None
             after = parts[index + 1] if index + 1 < len(parts) else None
             if isinstance(before, int) and self._by_id[before].rstrip:
@@ -161,6 +163,11 @@ class ControlShield:
 
     controls: ControlTokens = attrs.field(repr=False)
     mark: str
+    _escape: str = attrs.field(init=False, repr=False)
+
+    @_escape.default
+    def _(self) -> str:
+        return _escaped(self.mark)
 
     @classmethod
     def avoiding(cls, controls: ControlTokens, values: Iterable[object]) -> ControlShield:
@@ -177,7 +184,8 @@ class ControlShield:
         texts += controls.texts
         candidates = (chr(code) for block in _PRIVATE for code in block)
         first = next(candidates)
-        if not any(first in text or _escaped(first) in text for text in texts):
+        escape = _escaped(first)
+        if not any(first in text or escape in text for text in texts):
             return cls(controls, first)
         joined = "\n".join(texts)
         used = set(joined)
@@ -214,7 +222,7 @@ class ControlShield:
         Returns:
             The text with plain marks.
         """
-        return text.replace(_escaped(self.mark), self.mark)
+        return text.replace(self._escape, self.mark)
 
     def remove(self, text: str) -> str:
         """Take the marks out again.

@@ -17,6 +17,7 @@ from engine_core.limits import LIMITS, Limits
 from engine_core.text.control import ControlShield, ControlTokens
 from engine_core.text.decoder import DecoderPlan
 from engine_core.text.plain import PlainEncoder
+from engine_core.text.repeating import RepeatingEncoder
 from engine_core.values import shown
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class Tokenizer:
         unknown = self.token_id(getattr(backend.model, "unk_token", None) or "")
         self._control_ids = frozenset(one.id for one in self._controls.tokens) - {unknown}
         self._plain: PlainEncoder | None = None
+        self._again = RepeatingEncoder(self.added_tokens, self._encoding)
 
     @classmethod
     def from_bytes(
@@ -175,11 +177,7 @@ class Tokenizer:
         Raises:
             TokenizerError: The text is no valid Unicode or has no encoding.
         """
-        encoded = _guarded(
-            lambda: self._backend.encode(text, add_special_tokens=add_special_tokens),
-            "text: must be encodable",
-        )
-        return list(encoded.ids)
+        return list(self._encoding(text, add_special_tokens=add_special_tokens).ids)
 
     def shield(self, *values: object) -> ControlShield:
         """Make the shield of one prompt.
@@ -212,8 +210,8 @@ class Tokenizer:
         parts = list(self._controls.split(text, shield))
         written = [part for _, part in parts if part in self._control_ids]
         plain = shield.remove(text)
-        if parts == list(self._controls.split(plain, shield)):
-            ids = self.encode(plain)
+        if plain == text or parts == list(self._controls.split(plain, shield)):
+            ids = self._again.encode(plain)
             # Normalization or the vocabulary itself may still lead content to a control token.
             if [one for one in ids if one in self._control_ids] == written:
                 return ids
@@ -221,6 +219,12 @@ class Tokenizer:
         for at_start, part in parts:
             ids += [part] if isinstance(part, int) else self._encode_run(part, at_start=at_start)
         return ids
+
+    def _encoding(self, text: str, *, add_special_tokens: bool = False) -> tokenizers.Encoding:
+        return _guarded(
+            lambda: self._backend.encode(text, add_special_tokens=add_special_tokens),
+            "text: must be encodable",
+        )
 
     def _encode_run(self, run: str, *, at_start: bool) -> list[int]:
         if self._plain is None:
