@@ -13,8 +13,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import mlx.core as mx
+import numpy as np
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from engine_core.kernels import KernelRegistry
 
 __all__ = ["GatedDeltaRule", "chunked_delta_rule", "delta_rule_step", "normalize_heads"]
@@ -245,6 +248,7 @@ class GatedDeltaRule:
             source=f"mlx.core.fast.gated_delta_update {sizes}",
             build=lambda _: _fused_delta_rule,
             reference=plain_delta_rule,
+            exact=_exact_delta_rule,
             check_inputs=lambda: _check_inputs(*sizes),
         )
 
@@ -287,6 +291,25 @@ def _fused_delta_rule(
 ) -> Arrays:
     out, state = mx.fast.gated_delta_update(queries, keys, values, mx.exp(log_decay), beta, state)
     return out, state
+
+
+def _exact_delta_rule(
+    *inputs: mx.array,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Apply the rule row by row in float64 on the host."""
+    queries, keys, values, log_decay, beta, state = (
+        np.array(array).astype(np.float64) for array in inputs
+    )
+    group = values.shape[2] // keys.shape[2]
+    queries, keys = np.repeat(queries, group, axis=2), np.repeat(keys, group, axis=2)
+    rows = []
+    for row in range(values.shape[1]):
+        key = keys[:, row, :, :, None]
+        state = state * np.exp(log_decay[:, row])[..., None, None]
+        error = values[:, row, :, :, None] - state @ key
+        state = state + beta[:, row][..., None, None] * error * key.swapaxes(-1, -2)
+        rows.append((state @ queries[:, row, :, :, None])[..., 0])
+    return np.stack(rows, axis=1), state
 
 
 def _check_inputs(
