@@ -215,6 +215,7 @@ def bench(session: nox.Session) -> None:
     for other in filter(None, others):
         session.log(f"Checkpoint: {other.name}")
         session.run("python", "tools/bench.py", "--model", str(other), "--case", FLOAT32_CASE)
+    session.run("python", "tools/bench_gated_delta.py")
 
 
 @nox.session(default=False)
