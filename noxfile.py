@@ -217,6 +217,7 @@ def bench(session: nox.Session) -> None:
         session.run("python", "tools/bench.py", "--model", str(other), "--case", FLOAT32_CASE)
     session.log("Follow-up turns of long conversations")
     session.run("python", "tools/bench_turns.py")
+    session.run("python", "tools/bench_gated_delta.py")
 
 
 @nox.session(default=False)

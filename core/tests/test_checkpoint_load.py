@@ -295,6 +295,20 @@ def test_mixed_packing_with_overrides_and_dense_layers(tmp_path: Path) -> None:
     assert found["layers.1.up.weight"].dtype == mx.bfloat16
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+@pytest.mark.parametrize(
+    "spec", [QuantizationSpec("affine", 4, 64), QuantizationSpec("mxfp4", 4, 32)], ids=str
+)
+def test_packed_embedding_gives_rows_in_the_compute_dtype(
+    tmp_path: Path, spec: QuantizationSpec, dtype: mx.Dtype
+) -> None:
+    choice = {"bits": spec.bits, "group_size": spec.group_size, "mode": spec.mode}
+    path = save(tmp_path, pack(TENSORS, lambda _: spec), {"quantization": choice})
+    loaded = load(path, policy="keep", dtype=dtype)
+    assert loaded.quantization.layers["embedding"] == spec
+    assert loaded.model.embedding(mx.array([[0, 1]])).dtype == dtype
+
+
 def test_layer_that_config_leaves_open_is_read_by_its_width(tmp_path: Path) -> None:
     """8 bits in groups of 32 look like 4 bits in groups of 64 until the width is known."""
     spec = QuantizationSpec("affine", 8, 32)

@@ -1,6 +1,7 @@
 """Kernels are believed only after they agreed with plain operations."""
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from engine_core.kernels import KernelRegistry, kernel_key
@@ -82,6 +83,34 @@ def test_kernel_with_small_error_is_accepted_within_its_tolerance():
         registry, kernel = registered(lambda _: run, tolerance=tolerance)
         kernel(mx.array([4.0]))
         assert registry.report()[0].status == status
+
+
+@pytest.mark.parametrize(
+    ("plain_error", "kernel_error", "status"),
+    [
+        (3e-4, 0.0, "active"),
+        (3e-4, 5e-4, "active"),
+        (3e-4, 7e-4, "fallback"),
+        (0.0, 9e-5, "active"),
+        (0.0, 2e-4, "fallback"),
+        (5e-2, 1.9e-3, "active"),
+        (5e-2, 5e-2, "fallback"),
+        (float("nan"), 1e-2, "fallback"),
+    ],
+)
+def test_kernel_is_judged_by_the_exact_result_where_the_device_rounds(
+    plain_error, kernel_error, status
+):
+    """The plain operations of a device may be less exact than the kernel that replaces them."""
+    registry, kernel = registered(
+        lambda _: lambda x: x * (2 + 2 * kernel_error),
+        reference=lambda x: x * (2 + 2 * plain_error),
+        exact=lambda x: np.array(x).astype(np.float64) * 2,
+    )
+    kernel(mx.array([4.0]))
+    (line,) = registry.report()
+    assert line.status == status
+    assert line.max_error == pytest.approx(kernel_error, rel=1e-2, abs=1e-7)
 
 
 def test_kernel_that_cannot_be_built_falls_back():

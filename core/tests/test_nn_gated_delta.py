@@ -156,7 +156,7 @@ def test_normalisation_counts_eps_once_a_vector(size: int) -> None:
 
 
 def test_prefill_graph_grows_with_chunks_not_with_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two products a chunk: 128 rows are no 128 steps."""
+    """Two sums of products a chunk and one for all: 128 rows are no 128 steps."""
     calls = 0
     addmm = mx.addmm
 
@@ -169,7 +169,7 @@ def test_prefill_graph_grows_with_chunks_not_with_rows(monkeypatch: pytest.Monke
     inputs = draw(128)
     rule = GatedDeltaRule(KernelRegistry(), key_heads=2, value_heads=6, key_dim=16, value_dim=24)
     check(rule(*prepared(inputs)), reference(inputs))
-    assert calls == 2 * 128 // CHUNK_ROWS
+    assert calls == 2 * -(-128 // CHUNK_ROWS) + 1
 
 
 def test_fused_kernel_is_believed_only_after_it_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +193,65 @@ def test_fused_kernel_is_believed_only_after_it_agreed(monkeypatch: pytest.Monke
     rule = GatedDeltaRule(refused, key_heads=2, value_heads=6, key_dim=16, value_dim=24)
     check(rule._kernel(*prepared(inputs)), reference(inputs))
     assert refused.report()[0].status == "fallback"
+
+
+def fused_with(fault: str) -> Any:
+    """MLX's fused form with one fault."""
+
+    def run(*arguments: mx.array) -> tuple[mx.array, mx.array]:
+        queries, keys, values, log_decay, beta, state = arguments
+        if fault == "no decay":
+            log_decay = mx.zeros_like(log_decay)
+        elif fault == "no first state":
+            state = mx.zeros_like(state)
+        elif fault == "heads interleaved":
+            order = mx.arange(values.shape[2]).reshape(-1, keys.shape[2]).T.flatten()
+            values = values[:, :, order]
+        elif fault == "one row short":
+            beta = mx.concatenate([beta[:, :-1], mx.zeros_like(beta[:, -1:])], axis=1)
+        decay = mx.exp(log_decay)
+        out, state = mx.fast.gated_delta_update(queries, keys, values, decay, beta, state)
+        return out, state
+
+    return run
+
+
+def coarse(*arguments: mx.array) -> tuple[mx.array, mx.array]:
+    """The plain form on a device whose products keep 10 bits."""
+    rounded = [mx.view(mx.view(x, mx.uint32) & 0xFFFFE000, mx.float32) for x in arguments]
+    return gated_delta.chunked_delta_rule(*rounded)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        ("none", "active"),
+        ("no decay", "fallback"),
+        ("no first state", "fallback"),
+        ("heads interleaved", "fallback"),
+        ("one row short", "fallback"),
+    ],
+)
+def test_fused_kernel_is_judged_by_float64_on_a_device_that_rounds_products(
+    monkeypatch: pytest.MonkeyPatch, fault: str, status: str
+) -> None:
+    """An exact kernel differs from coarse plain operations by more than a kernel may be off."""
+    sizes = {"key_heads": 2, "value_heads": 6, "key_dim": 16, "value_dim": 24}
+    inputs = gated_delta._check_inputs(*sizes.values())
+    exact = fused_with("none")(*inputs)
+    distance = max(
+        float(mx.abs(mine - plain).max() / mx.abs(mine).max())
+        for mine, plain in zip(exact, coarse(*inputs), strict=True)
+    )
+    assert 1e-4 < distance < 2e-3
+    monkeypatch.setattr(gated_delta, "plain_delta_rule", coarse)
+    monkeypatch.setattr(gated_delta, "_fused_delta_rule", fused_with(fault))
+    kernels = KernelRegistry()
+    GatedDeltaRule(kernels, **sizes)._kernel(*prepared(draw(20)))
+    (report,) = kernels.report()
+    assert report.status == status
+    assert report.max_error is not None
+    assert (report.max_error < 1e-5) is (fault == "none")
 
 
 def test_missing_fused_kernel_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,10 @@ def test_packed_experts_equal_their_unpacked_values(spec: QuantizationSpec, leng
     chosen, shares = softmax_top_k(mx.random.normal((1, length, EXPERTS), key=mx.random.key(9)), 2)
     want = routed(np.array(x, np.float64), unpacked, np.array(chosen), np.array(shares))
     assert np.abs(np.array(experts(x, chosen, shares)) - want).max() < 1e-5
+    half = experts(x.astype(mx.bfloat16), chosen, shares)
+    assert half.dtype == mx.bfloat16
+    difference = np.abs(np.array(half.astype(mx.float32)) - want).max()
+    assert difference < 0.03 * np.abs(want).max()
 
 
 def test_packed_form_keeps_the_sizes() -> None:

@@ -1,5 +1,7 @@
 """Packed layers against a bit-by-bit reading of the format."""
 
+from types import SimpleNamespace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from engine_core.nn import (
     dequantize,
     module_at,
     quantize_module,
+    quantized,
     replace_module,
 )
 from engine_core.quantization import QuantizationPlan, QuantizationSpec
@@ -113,6 +116,110 @@ def test_quantized_embedding_looks_up_and_projects(spec: QuantizationSpec) -> No
     scores = np.float64(hidden) @ table.T
     out = np.array(layer.as_linear(mx.array(hidden)))
     assert np.abs(out - scores).max() < 1e-5 * np.abs(scores).max()
+
+
+DTYPES = pytest.mark.parametrize(
+    ("dtype", "rounding"), [(mx.float32, 1e-5), (mx.bfloat16, 8e-3), (mx.float16, 1e-3)]
+)
+
+
+@EVERY_MODE
+@DTYPES
+@pytest.mark.parametrize("unpacks_from", [None, 1], ids=["packed", "unpacked"])
+def test_products_keep_the_dtype_of_their_input(
+    spec, dtype, rounding, unpacks_from, monkeypatch
+) -> None:
+    """Packed or unpacked in blocks of 5 of the 24 rows, on a CPU rounded only at the end."""
+    monkeypatch.setattr(quantized, "unpacks_from", lambda _: unpacks_from)
+    monkeypatch.setattr(quantized, "CPU_BLOCK_BYTES", 5 * WIDTH * 4)
+    words, scales, biases = random_packed(spec)
+    linear = fill(Linear(WIDTH, ROWS).to_quantized(spec), words, scales, biases)
+    table = fill(Embedding(ROWS, WIDTH).to_quantized(spec), words, scales, biases)
+    x = mx.array(np.random.default_rng(4).normal(size=(2, 3, WIDTH))).astype(dtype)
+    exact = np.array(x.astype(mx.float32)).astype(np.float64)
+    expected = exact @ as_float64(spec, words, scales, biases).T
+    for product in (linear, table.as_linear):
+        out = product(x)
+        assert out.dtype == dtype
+        assert out.shape == (2, 3, ROWS)
+        found = np.array(out.astype(mx.float32))
+        assert np.abs(found - expected).max() < rounding * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("spec", "fast", "cuda"),
+    [
+        (QuantizationSpec("affine", 2, 64), 8, 128),
+        (QuantizationSpec("affine", 3, 64), 32, 128),
+        (QuantizationSpec("affine", 4, 64), 8, 128),
+        (QuantizationSpec("affine", 5, 64), 32, 128),
+        (QuantizationSpec("affine", 6, 64), 32, 128),
+        (QuantizationSpec("affine", 8, 64), 8, 128),
+        (QuantizationSpec("mxfp4", 4, 32), 32, None),
+        (QuantizationSpec("mxfp8", 8, 32), 8, None),
+        (QuantizationSpec("nvfp4", 4, 16), 32, None),
+    ],
+    ids=lambda spec: f"{spec.mode}-{spec.bits}" if isinstance(spec, QuantizationSpec) else None,
+)
+def test_rows_from_which_a_weight_is_unpacked(spec, fast, cuda, monkeypatch) -> None:
+    def on(device, *, blas="bundled", has_cuda=False):
+        monkeypatch.setattr(mx, "default_device", lambda: SimpleNamespace(type=device))
+        monkeypatch.setattr(quantized, "backend_report", lambda: SimpleNamespace(blas=blas))
+        monkeypatch.setattr(mx.cuda, "is_available", lambda: has_cuda)
+        return quantized.unpacks_from(spec)
+
+    assert on(mx.DeviceType.cpu, blas="openblas 0.3.34") == fast
+    assert on(mx.DeviceType.cpu, has_cuda=True) is None
+    assert on(mx.DeviceType.gpu, has_cuda=True) == cuda
+    assert on(mx.DeviceType.gpu, blas="openblas 0.3.34") is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "blocks"),
+    [((1, 1), []), ((1, 7), []), ((7, 1), []), ((1, 8), [24]), ((4, 2), [24]), ((9,), [24])],
+)
+def test_weight_is_unpacked_for_many_rows_only(shape, blocks, monkeypatch) -> None:
+    spec = QuantizationSpec("affine", 4, 32)
+    monkeypatch.setattr(quantized, "unpacks_from", lambda _: 8)
+    assert unpacked_blocks(spec, shape, monkeypatch) == blocks
+
+
+def test_no_more_than_a_block_of_a_large_weight_is_unpacked_at_once(monkeypatch) -> None:
+    spec = QuantizationSpec("affine", 4, 32)
+    monkeypatch.setattr(quantized, "unpacks_from", lambda _: 8)
+    monkeypatch.setattr(quantized, "CPU_BLOCK_BYTES", 10 * WIDTH * 4)
+    assert unpacked_blocks(spec, (1, 8), monkeypatch) == [10, 10, 4]
+
+
+def unpacked_blocks(spec: QuantizationSpec, shape, monkeypatch) -> list[int]:
+    """Rows of each part of the weight that one product unpacks."""
+    blocks: list[int] = []
+    dequantize_words = mx.dequantize
+
+    def counted(weight, *arguments, **options):
+        blocks.append(weight.shape[0])
+        return dequantize_words(weight, *arguments, **options)
+
+    layer = fill(Linear(WIDTH, ROWS).to_quantized(spec), *random_packed(spec))
+    monkeypatch.setattr(mx, "dequantize", counted)
+    layer(mx.ones((*shape, WIDTH)))
+    return blocks
+
+
+@EVERY_MODE
+@DTYPES
+def test_packed_table_gives_rows_in_the_compute_dtype(spec, dtype, rounding) -> None:
+    """Scales of one byte do not say it; a float32 row would raise all that follows to float32."""
+    tree = Tree()
+    tree.table = Embedding(ROWS, WIDTH)
+    quantize_module(tree, QuantizationPlan({"table": spec}), dtype)
+    words, scales, biases = random_packed(spec)
+    fill(tree.table, words, scales, biases)
+    rows = tree.table(mx.array([[0, 5, ROWS - 1]]))
+    assert rows.dtype == dtype
+    expected = as_float64(spec, words, scales, biases)[[0, 5, ROWS - 1]]
+    found = np.array(rows.astype(mx.float32))[0]
+    assert np.abs(found - expected).max() < rounding * np.abs(expected).max()
 
 
 @EVERY_MODE

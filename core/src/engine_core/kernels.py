@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 
@@ -17,6 +17,10 @@ __all__ = ["Build", "Function", "Kernel", "KernelRegistry", "KernelReport", "ker
 
 Function = Callable[..., Any]
 """Takes arrays, gives an array or a tuple of arrays."""
+
+# No kernel is believed beyond this error, however far the plain operations of a device are off:
+# four times the rounding of products in TF32 (2 ** -11).
+CEILING: Final = 2e-3
 
 Build = Callable[[str], Function]
 """``build(unique_name) -> function``; the name must be the one given to MLX."""
@@ -31,8 +35,9 @@ class KernelReport:
         device: MLX's name of the device, e.g. ``"Device(gpu, 0)"``.
         status: Whether the kernel or the plain operations run.
         reason: Why the plain operations run; empty for an active kernel.
-        max_error: Largest difference from the plain operations, relative to their largest
-            magnitude; ``None`` when nothing could be compared.
+        max_error: Largest difference from the plain operations, or from the exact result where
+            one is known, relative to the largest magnitude; ``None`` when nothing could be
+            compared.
     """
 
     name: str
@@ -64,6 +69,11 @@ class Kernel:
 
     The first call on a device compares both on check inputs. A kernel that differs, cannot be
     built or raises is replaced by the plain operations there, and the report says so.
+
+    The plain operations are no measure where a device rounds them: the products of a GPU in TF32
+    are off by more than an exact kernel may differ. Where the exact result can be had on the host,
+    both are compared with that, and the kernel may be off by twice as much as the plain
+    operations are.
     """
 
     def __init__(
@@ -73,6 +83,7 @@ class Kernel:
         unique_name: str,
         build: Build,
         reference: Function,
+        exact: Function | None,
         check_inputs: Callable[[], tuple[Any, ...]],
         tolerance: float,
     ) -> None:
@@ -81,6 +92,7 @@ class Kernel:
         self.unique_name = unique_name
         self._build = build
         self._reference = reference
+        self._exact = exact
         self._check_inputs = check_inputs
         self._tolerance = tolerance
         self._chosen: dict[str, Function] = {}
@@ -127,12 +139,19 @@ class Kernel:
         if layout != _layout(wanted):
             self._fall_back(device, f"results must be {_layout(wanted)!r}, got {layout!r}")
             return
-        error = max((_relative_error(g, w) for g, w in zip(got, wanted, strict=True)), default=0.0)
-        if not error <= self._tolerance:
+        bound = self._tolerance
+        if self._exact is not None:
+            core = load_mlx()
+            plain = wanted
+            wanted = tuple(
+                core.array(right).astype(array.dtype)
+                for right, array in zip(_as_tuple(self._exact(*inputs)), plain, strict=True)
+            )
+            bound = min(max(bound, 2 * _largest_error(plain, wanted)), CEILING)
+        error = _largest_error(got, wanted)
+        if not error <= bound:
             self._fall_back(
-                device,
-                f"relative error must be at most {self._tolerance:.3g}, got {error:.3g}",
-                error,
+                device, f"relative error must be at most {bound:.3g}, got {error:.3g}", error
             )
             return
         self._chosen[device] = function
@@ -162,6 +181,7 @@ class KernelRegistry:
         build: Build,
         reference: Function,
         check_inputs: Callable[[], tuple[Any, ...]],
+        exact: Function | None = None,
         tolerance: float = 1e-4,
     ) -> Kernel:
         """Give the kernel of a name and source, new or as registered before.
@@ -173,8 +193,11 @@ class KernelRegistry:
                 name, so the unique name depends on the source too.
             reference: The same computation in plain operations.
             check_inputs: Makes the inputs of the comparison; called on first use of a device.
+            exact: The same computation in float64 on the host; gives NumPy arrays. With it the
+                device's own rounding of the reference does not count against the kernel.
             tolerance: Largest accepted difference, relative to the largest magnitude of the
-                reference's result. Integer and boolean results must be equal.
+                right result. Integer and boolean results must be equal. With ``exact``, twice
+                the error of ``reference`` is accepted as well, up to ``CEILING``.
 
         Returns:
             A callable like ``reference``.
@@ -186,6 +209,7 @@ class KernelRegistry:
                 unique_name=f"{name}_{hashlib.sha256(key).hexdigest()[:16]}",
                 build=build,
                 reference=reference,
+                exact=exact,
                 check_inputs=check_inputs,
                 tolerance=tolerance,
             )
@@ -210,6 +234,10 @@ def _as_tuple(result: Any) -> tuple[mx.array, ...]:
 
 def _layout(arrays: tuple[mx.array, ...]) -> list[tuple[tuple[int, ...], str]]:
     return [(array.shape, str(array.dtype)) for array in arrays]
+
+
+def _largest_error(got: tuple[mx.array, ...], wanted: tuple[mx.array, ...]) -> float:
+    return max((_relative_error(g, w) for g, w in zip(got, wanted, strict=True)), default=0.0)
 
 
 def _relative_error(got: mx.array, wanted: mx.array) -> float:

@@ -107,6 +107,30 @@ def test_flat_spelling_equals_nested_one(tmp_path: Path) -> None:
     check(write_checkpoint(tmp_path / "flat", flat, tensors), config, tensors)
 
 
+def test_thetas_beside_a_nested_rope_equal_nested_ones(tmp_path: Path) -> None:
+    """The hybrid spelling: the factor nested, both thetas flat."""
+    config = tiny.tiny_config()
+    tensors = tiny.tiny_tensors(config)
+    hybrid = config | {
+        "rope_parameters": {
+            tiny.F: {"rope_type": "linear", "factor": 8.0},
+            tiny.S: {"rope_type": "default"},
+        },
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+    }
+    check(write_checkpoint(tmp_path / "hybrid", hybrid, tensors), config, tensors)
+
+
+@pytest.mark.parametrize("top", [{}, {"vocab_size": 262_208}], ids=["absent", "another"])
+def test_vocabulary_of_the_text_section_counts(top: dict[str, Any], tmp_path: Path) -> None:
+    config = tiny.tiny_config()
+    tensors = tiny.tiny_tensors(config)
+    whole = {"model_type": "gemma3", "text_config": config, **top}
+    renamed = {"language_model." + key: value for key, value in tensors.items()}
+    check(write_checkpoint(tmp_path / "whole", whole, renamed), config, tensors)
+
+
 def test_multimodal_checkpoint_loads_as_text(tmp_path: Path) -> None:
     """Tower tensors are recognised, checked by shape and never read."""
     config = tiny.tiny_config()

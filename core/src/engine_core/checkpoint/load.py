@@ -164,7 +164,7 @@ def load_model(
     )
     kept, notes = _apply_policy(stored, dense, compute_dtype, quantized_weights, memory_budget)
     linear = _linear_weights(model)
-    quantize_module(model, kept)
+    quantize_module(model, kept, compute_dtype)
     _check_packed(_shapes(model), _packed_shapes(dense, kept))
     jobs = _plan_jobs(expected, stored, kept, linear, answers, compute_dtype)
     digests = materialise(shards, jobs, partial(_store, model), on_progress)

@@ -14,12 +14,15 @@ import functools
 from typing import TYPE_CHECKING, Any, Final
 
 import mlx.core as mx
+import numpy as np
 
 from engine_core.backend import evaluate
 from engine_core.nn.activations import computes_on_cpu
 from engine_core.nn.norms import normalize_sum
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from engine_core.kernels import KernelRegistry
 
 __all__ = ["GatedDeltaRule", "chunked_delta_rule", "delta_rule_step", "normalize_heads"]
@@ -28,11 +31,9 @@ Arrays = tuple[mx.array, mx.array]
 
 NORM_EPS: Final = 1e-6
 # Rows of a chunk. The state is read and written once a chunk, and the work inside a chunk grows
-# with its square: with MLX's own BLAS 8 was fastest of 4, 8, 16 and 32 for heads of 32, 64 and
-# 128, with OpenBLAS 8 and 16 are within a tenth of each other.
-CHUNK_ROWS: Final = 8
-# Blocks of this size are inverted at once; every further level joins up to so many blocks.
-BLOCK: Final = 4
+# with its square: 4 to 8 rows were within a twentieth of each other for heads of 32, 64 and 128
+# with MLX's own BLAS, 6 to 10 with OpenBLAS.
+CHUNK_ROWS: Final = 6
 CHECK_ROWS: Final = 37
 
 
@@ -141,92 +142,112 @@ def chunked_delta_rule(
     """
     batch, length, key_heads, key_dim = keys.shape
     heads, value_dim = values.shape[2:]
-    group = heads // key_heads
-    # Fewer rows than a chunk make a smaller one, rounded up to whole blocks.
-    size = min(chunk, -(-length // BLOCK) * BLOCK)
+    size = min(chunk, length)
     chunks = -(-length // size)
     # Rows of zeros change nothing: no decay, no correction.
     padding = chunks * size - length
 
-    def split(x: mx.array, dim: int) -> mx.array:
-        """Shape ``[B, L, heads, dim]`` to ``[B, Nk, chunks, heads / Nk, size, dim]``."""
+    def split(x: mx.array) -> mx.array:
+        """Shape ``[B, L, heads, ...]`` to ``[B, chunks, size, Nk, heads / Nk, ...]``."""
         if padding:
             x = mx.pad(x, [(0, 0), (0, padding), *[(0, 0)] * (x.ndim - 2)])
-        x = x.reshape(batch, chunks, size, key_heads, -1, dim)
-        return x.transpose(0, 3, 1, 4, 2, 5)
+        return x.reshape(batch, chunks, size, key_heads, -1, *x.shape[3:])
 
-    def widen(x: mx.array) -> mx.array:
-        """Shape ``[..., group, rows, Dv]`` to ``[..., rows, group * Dv]``: heads side by side."""
-        return x.swapaxes(-2, -3).flatten(-2)
+    def rows(x: mx.array) -> mx.array:
+        """Shape ``[B, L, heads, dim]`` to ``[chunks, B, Nk, heads / Nk, size, dim]``."""
+        return split(x).transpose(1, 0, 3, 4, 2, 5)
 
-    key, query = split(keys, key_dim)[:, :, :, 0], split(queries, key_dim)[:, :, :, 0]
-    probes = mx.concatenate([key, query], axis=-2)
-    # Products with a transposed right side are twice as slow in MLX's own BLAS.
-    columns = mx.contiguous(key.swapaxes(-1, -2))
-    gram = (probes @ columns)[:, :, :, None]
-    rate, total = split(beta, 1), mx.cumsum(split(log_decay, 1), axis=-2)
-    row, column = mx.arange(size)[:, None], mx.arange(size)[None]
-    # Masked before the exponential, which overflows above the diagonal.
-    between = mx.exp(mx.where(column <= row, total - total.swapaxes(-1, -2), -mx.inf))
-    coupling = mx.where(column < row, rate * gram[..., :size, :] * between, 0.0)
-    attention = gram[..., size:, :] * between
-    since_start, until_end = mx.exp(total), mx.exp(total[..., -1:, :] - total)
-    inverse = _invert_unit_lower(coupling)
-    fresh = inverse @ (rate * split(values, value_dim))
-    seen = inverse * (rate * since_start).swapaxes(-1, -2)
-    decay = widen(mx.broadcast_to(since_start[..., -1:, :], (*fresh.shape[:-2], 1, value_dim)))
-    # The value heads of a key head stand side by side: [B, Nk, Dk, group * Dv].
-    current = mx.contiguous(
-        widen(state.reshape(batch, key_heads, group, value_dim, key_dim).swapaxes(-1, -2))
+    def scalars(x: mx.array) -> mx.array:
+        """Shape ``[B, L, Nv]`` to ``[size, Nv / Nk, chunks, B, Nk]``."""
+        return mx.contiguous(split(x).transpose(2, 4, 1, 0, 3))
+
+    def factors(x: mx.array) -> mx.array:
+        """Shape ``[size, Nv / Nk, chunks, B, Nk]`` to ``[chunks, B, Nk, Nv / Nk, size, 1]``."""
+        return mx.contiguous(x.transpose(2, 3, 4, 1, 0))[..., None]
+
+    def matrices(x: mx.array) -> mx.array:
+        """Shape ``[size, size, ...]``, chunks last, to ``[chunks, B, Nk, Nv / Nk, size, size]``."""
+        return mx.contiguous(x.transpose(3, 4, 5, 2, 0, 1))
+
+    key, query = mx.contiguous(rows(keys)), rows(queries)
+    # Products with a transposed right side are four times as slow in MLX's own BLAS, so the
+    # transposed rows are copied.
+    columns = mx.concatenate([key.swapaxes(-1, -2), query.swapaxes(-1, -2)], axis=-1)
+    # What couples two rows of a chunk, all chunks side by side: [2 size, size, 1, chunks, B, Nk].
+    gram = mx.contiguous((key @ columns)[:, :, :, 0].transpose(4, 3, 0, 1, 2)[:, :, None])
+    rate = scalars(beta)
+    between, since_start = _decay_inside(mx.exp(scalars(log_decay)))
+    inverse = _invert_unit_lower(rate[:, None] * gram[:size] * between) * rate
+    # The corrections of a chunk are what they would be without a state, less what it gives.
+    fresh = matrices(inverse) @ rows(values)
+    seen = matrices(-inverse * since_start) @ key
+    probes = factors(since_start) * query
+    updates = (factors(between[-1]) * key).swapaxes(-1, -2)
+    decay = since_start[-1].transpose(1, 2, 3, 0)[..., None, None]
+    current = mx.contiguous(state.swapaxes(-1, -2)).reshape(
+        1, batch, key_heads, heads // key_heads, key_dim, value_dim
     )
     corrections, reads = [], []
-    for index in range(chunks):
-        read = (probes[:, :, index] @ current).reshape(batch, key_heads, 2 * size, group, value_dim)
-        read = read.swapaxes(2, 3)
-        correction = mx.addmm(
-            fresh[:, :, index], seen[:, :, index], read[..., :size, :], alpha=-1.0
-        )
+    parts = (mx.split(x, chunks) for x in (fresh, seen, probes, updates, decay))
+    for base, reading, probe, update, kept in zip(*parts, strict=True):
+        correction = mx.addmm(base, reading, current)
         corrections.append(correction)
-        reads.append(read[..., size:, :])
-        update = widen(correction * until_end[:, :, index])
-        current = mx.addmm(current * decay[:, :, index], columns[:, :, index], update)
-    out = mx.stack(reads, axis=2) * since_start + attention @ mx.stack(corrections, axis=2)
-    out = out.transpose(0, 2, 4, 1, 3, 5).reshape(batch, chunks * size, heads, value_dim)
-    current = current.reshape(batch, key_heads, key_dim, group, value_dim)
-    return out[:, :length], current.transpose(0, 1, 3, 4, 2).reshape(state.shape)
+        reads.append(probe @ current)
+        current = mx.addmm(current * kept, update, correction)
+    attention = matrices(gram[size:] * between)
+    out = mx.addmm(mx.concatenate(reads), attention, mx.concatenate(corrections))
+    out = out.transpose(1, 0, 4, 2, 3, 5).reshape(batch, chunks * size, heads, value_dim)
+    current = current.reshape(batch, heads, key_dim, value_dim)
+    return out[:, :length], current.swapaxes(-1, -2)
+
+
+def _decay_inside(decay: mx.array) -> Arrays:
+    """Multiply up the decay between the rows of a chunk.
+
+    Products, because the difference of two sums of logarithms cancels, and only the decay of a
+    row itself needs an exponential.
+
+    Args:
+        decay: ``[C, ...]``, of each row, 0 to 1.
+
+    Returns:
+        From row j to row i ``[C, C, ...]``, zero above the diagonal, one on it; and from before
+        the chunk to row i ``[C, ...]``.
+    """
+    identity = _identity(decay)
+    row, start = identity[0] * mx.ones_like(decay), decay[0]
+    between, since_start = [row], [start]
+    for one, step in zip(identity[1:], decay[1:], strict=True):
+        row, start = row * step + one, start * step
+        between.append(row)
+        since_start.append(start)
+    return mx.stack(between), mx.stack(since_start)
 
 
 def _invert_unit_lower(coupling: mx.array) -> mx.array:
-    """Compute ``(I + A)^-1`` of strictly lower triangular matrices.
+    """Compute ``(I + A)^-1`` of strictly lower triangular matrices, by substitution.
 
-    The plain series in A cancels huge powers when keys repeat. So small diagonal blocks are
-    inverted first, and each level joins four neighbouring blocks into one, where the series has
-    four terms only.
+    A power series in A would cancel huge terms when keys repeat. The matrices stand last, so
+    that each of the few steps is one long elementwise operation.
 
     Args:
-        coupling: A, ``[..., C, C]`` float32.
+        coupling: A, ``[C, C, ...]`` float32.
 
     Returns:
-        ``[..., C, C]``.
+        ``[C, C, ...]``.
     """
-    size = coupling.shape[-1]
-    identity = mx.eye(size)
-    place = mx.arange(size)
-    inverse, block = identity, 1
-    while block < size:
-        joined = min(block * BLOCK, size)
-        inside = (place[:, None] // joined == place[None] // joined) & (
-            place[:, None] // block != place[None] // block
-        )
-        step = mx.where(inside, coupling, 0.0)
-        if block > 1:
-            step = inverse @ step
-        series = identity - step
-        if joined > 2 * block:
-            series = series @ (identity + step @ step)
-        inverse = series if block == 1 else series @ inverse
-        block = joined
+    identity = _identity(coupling)
+    inverse = (identity[0] * mx.ones_like(coupling[0]))[None]
+    for index in range(1, coupling.shape[0]):
+        known = (coupling[index, :index, None] * inverse).sum(axis=0)
+        inverse = mx.concatenate([inverse, (identity[index] - known)[None]])
     return inverse
+
+
+def _identity(like: mx.array) -> mx.array:
+    """Make ``[C, C, 1, ...]`` for arrays ``[C, ...]`` whose last four axes are the matrices'."""
+    size = like.shape[0]
+    return mx.eye(size).reshape(size, size, 1, 1, 1, 1)
 
 
 def plain_delta_rule(*inputs: Any) -> Arrays:
@@ -272,6 +293,7 @@ class GatedDeltaRule:
             source=f"mlx.core.fast.gated_delta_update {sizes}",
             build=lambda _: _fused_delta_rule,
             reference=plain_delta_rule,
+            exact=_exact_delta_rule,
             check_inputs=lambda: _check_inputs(*sizes),
         )
 
@@ -298,7 +320,7 @@ class GatedDeltaRule:
             Output ``[B, L, Nv, Dv]`` and the new state, float32.
         """
         inputs = (queries, keys, values, log_decay, beta, state)
-        if mx.default_device().type == mx.DeviceType.cpu:
+        if computes_on_cpu():
             return plain_delta_rule(*inputs)
         out, state = self._kernel(*inputs)
         return out, state
@@ -314,6 +336,25 @@ def _fused_delta_rule(
 ) -> Arrays:
     out, state = mx.fast.gated_delta_update(queries, keys, values, mx.exp(log_decay), beta, state)
     return out, state
+
+
+def _exact_delta_rule(
+    *inputs: mx.array,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Apply the rule row by row in float64 on the host."""
+    queries, keys, values, log_decay, beta, state = (
+        np.array(array).astype(np.float64) for array in inputs
+    )
+    group = values.shape[2] // keys.shape[2]
+    queries, keys = np.repeat(queries, group, axis=2), np.repeat(keys, group, axis=2)
+    rows = []
+    for row in range(values.shape[1]):
+        key = keys[:, row, :, :, None]
+        state = state * np.exp(log_decay[:, row])[..., None, None]
+        error = values[:, row, :, :, None] - state @ key
+        state = state + beta[:, row][..., None, None] * error * key.swapaxes(-1, -2)
+        rows.append((state @ queries[:, row, :, :, None])[..., 0])
+    return np.stack(rows, axis=1), state
 
 
 def _check_inputs(

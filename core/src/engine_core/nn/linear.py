@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine_core.backend import backend_report
+from engine_core.nn.activations import computes_on_cpu
 from engine_core.nn.module import Module
 from engine_core.nn.product import TransposedProduct
 from engine_core.nn.quantized import QuantizedLinear
@@ -79,7 +80,7 @@ def arrange_weight(weight: mx.array) -> mx.array:
     Returns:
         The same shape and values, lazily.
     """
-    if weight.ndim != 2 or mx.default_device().type != mx.DeviceType.cpu:
+    if weight.ndim != 2 or not computes_on_cpu():
         return weight
     if backend_report().blas != "bundled":
         return weight

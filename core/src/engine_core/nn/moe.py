@@ -139,8 +139,10 @@ class QuantizedExpertLinear(Module):
             ``[rows, 1, out]``.
         """
         spec = self._spec
-        return mx.gather_qmm(
-            x,
+        # Packed products of half precision take a CPU 8 times as long and more.
+        on_cpu = computes_on_cpu()
+        out = mx.gather_qmm(
+            x.astype(mx.float32) if on_cpu else x,
             self["weight"],
             self["scales"],
             self.get("biases"),
@@ -151,6 +153,7 @@ class QuantizedExpertLinear(Module):
             mode=spec.mode,
             sorted_indices=ordered,
         )
+        return out.astype(x.dtype)
 
 
 class GatedExperts(Module):

@@ -42,6 +42,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 CONDITIONED, PLAIN_NORMS = 2e-5, 3e-4
+# Angles of later positions are rounded more coarsely, here and in transformers.
+LONG, CONDITIONED_LONG = 530, 1e-4
 
 
 def saved(model: Any, path: Path) -> dict[str, Any]:
@@ -66,8 +68,31 @@ def test_checkpoint_saved_by_transformers_gives_its_logits(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["dense", "moe", "unified"])
+@pytest.mark.parametrize("window", [8, 100, 257])
+def test_long_prompts_equal_transformers_for_every_chunk_size(
+    name: str, window: int, tmp_path: Path
+) -> None:
+    config = CASES[name] | {"sliding_window": window, "max_position_embeddings": 1024}
+    tensors = tensors_of(config)
+    ids = prompt(LONG)
+    expected = logits(build(config, tensors), ids)
+    path = write_checkpoint(tmp_path, config, tensors)
+    for size in (1, 7, 256, 257, LONG):
+        with load(path, limits=Limits(prefill_chunk_tokens=size)) as session:
+            found = session.score(ids)
+        assert np.abs(found - expected).max() < CONDITIONED_LONG, size
+        assert np.array_equal(found.argmax(axis=-1), expected.argmax(axis=-1)), size
+
+
+@pytest.mark.parametrize("name", ["dense", "moe", "unified"])
 def test_large_query_and_key_norms_stay_within_float32(name: str, tmp_path: Path) -> None:
-    """With a softmax scale of 1 such weights amplify rounding, transformers' own included."""
+    """With a softmax scale of 1 such weights amplify rounding, transformers' own included.
+
+    No order of operations helps: with every product, norm, rotation and softmax in float64, and
+    only their results rounded to float32, 21 rows of such a model are 1.2e-4 from float64 and 100
+    rows 4.2e-4. transformers is 1.8e-4 away in one pass, 5.1e-4 with a cache. So the float64
+    forward is the measure, and transformers' own distance from it is allowed for.
+    """
     config = CASES[name]
     tensors = {
         key: value / 0.3 if key.endswith(("q_norm.weight", "k_norm.weight")) else value

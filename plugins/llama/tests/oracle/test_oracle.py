@@ -27,7 +27,10 @@ from record_goldens import (  # noqa: E402
 )
 from tiny_llama import CASES, config_of, hub_spelling, prompt, tensors_of  # noqa: E402
 
+from engine_core.limits import Limits  # noqa: E402
 from engine_core.session import Session  # noqa: E402
+from engine_core.testing.checkpoints import write_checkpoint  # noqa: E402
+from engine_core.testing.conformance import load as load_session  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +40,7 @@ pytestmark = [
     # transformers and torch warn about their own future releases.
     pytest.mark.filterwarnings("ignore"),
 ]
-LENGTH = 40
+LENGTH, LONG = 40, 530
 CHUNKS = [None, [36, 1, 1, 1, 1], [7] * 5 + [5], [1] * LENGTH]
 
 
@@ -63,6 +66,20 @@ def test_checkpoint_saved_by_transformers_gives_its_logits(
         tiny = load(tmp_path)
         for chunks in CHUNKS if len(ids) == LENGTH else [None, [1] * 32]:
             assert np.abs(tiny.logits(ids, chunks) - expected).max() < 5e-5
+
+
+@pytest.mark.parametrize("name", ["grouped_theta", "llama3_tied", "biased", "linear", "yarn"])
+def test_long_prompts_equal_transformers_for_every_chunk_size(name: str, tmp_path: Path) -> None:
+    config = config_of(name) | {"max_position_embeddings": 1024}
+    tensors = tensors_of(config)
+    ids = prompt(LONG)
+    expected = logits(build(config, tensors), ids)
+    path = write_checkpoint(tmp_path, config, tensors)
+    for size in (1, 7, 256, 257, LONG):
+        with load_session(path, limits=Limits(prefill_chunk_tokens=size)) as session:
+            found = session.score(ids)
+        assert np.abs(found - expected).max() < 3e-4, size
+        assert np.array_equal(found.argmax(axis=-1), expected.argmax(axis=-1)), size
 
 
 @pytest.fixture(scope="module")
