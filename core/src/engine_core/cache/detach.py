@@ -21,6 +21,9 @@ def fresh_copy(array: mx.array) -> mx.array:
     Returns:
         The same values, not evaluated.
     """
+    if array.ndim == 0:
+        # Nothing to index by: CUDA would keep the zero.
+        return fresh_copy(array.reshape(1)).reshape(())
     # ``mx.contiguous`` hands a nearly full parent through (it tolerates 16 KiB of slack), so the
     # copy is forced by writing into fresh storage.
     origin = mx.array([0] * array.ndim, dtype=mx.int32)

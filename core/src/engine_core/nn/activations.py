@@ -139,7 +139,7 @@ def softcap(x: mx.array, cap: float) -> mx.array:
     Returns:
         The same shape and dtype.
 
-    Source: Gemma 2 technical report 2024, section 2 (logit soft-capping).
+    Source: Bello et al. 2016, "Neural Combinatorial Optimization", appendix A.1 (logit clipping).
     """
     if _prefers_powers(x):
         return cap - (2 * cap) / (1.0 + mx.power(2.0, x * (2 * LOG2_E / cap)))

@@ -18,9 +18,12 @@ import numpy as np
 
 from engine_core.backend import evaluate
 from engine_core.nn.activations import computes_on_cpu
+from engine_core.nn.gated_delta_cuda import SOURCE, build_cuda_delta_rule, fits_cuda_kernel
 from engine_core.nn.norms import normalize_sum
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from engine_core.kernels import KernelRegistry
@@ -265,8 +268,9 @@ def plain_delta_rule(*inputs: Any) -> Arrays:
 class GatedDeltaRule:
     """The rule in the fastest form that is right on this device.
 
-    MLX's fused kernel serves a GPU, once it agreed with plain operations there. On a CPU it walks
-    over the rows one by one: 2,048 rows of 32 heads of 128 took 17 s, the chunked form 1.7 s.
+    A fused kernel serves a GPU once it proved right there: MLX's own with Metal, one of this
+    package with CUDA. On a CPU MLX's walks over the rows one by one: 2,048 rows of 32 heads of 128
+    took 17 s, the chunked form 1.7 s.
     """
 
     def __init__(
@@ -288,10 +292,14 @@ class GatedDeltaRule:
             value_dim: Dv.
         """
         sizes = (key_heads, value_heads, key_dim, value_dim)
+        self._kernel: Callable[..., Any] = plain_delta_rule
+        on_cuda = mx.cuda.is_available()
+        if on_cuda and not fits_cuda_kernel(key_dim, value_dim):
+            return
         self._kernel = kernels.register(
-            name="gated_delta_update",
-            source=f"mlx.core.fast.gated_delta_update {sizes}",
-            build=lambda _: _fused_delta_rule,
+            name="gated_delta_cuda" if on_cuda else "gated_delta_update",
+            source=f"{SOURCE if on_cuda else 'mlx.core.fast'} {sizes}",
+            build=build_cuda_delta_rule if on_cuda else lambda _: _fused_delta_rule,
             reference=plain_delta_rule,
             exact=_exact_delta_rule,
             check_inputs=lambda: _check_inputs(*sizes),
