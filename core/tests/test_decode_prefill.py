@@ -98,6 +98,37 @@ def test_prefill_last_token_shares_the_last_chunk():
     assert [len(ids) for ids, _ in model.calls] == [10, 10]
 
 
+class SharingModel(MeanModel):
+    """Two more layers at the end that read the first one's keys and store nothing."""
+
+    def forward(self, step, caches):
+        return super().forward(step, caches[:2])
+
+
+@pytest.mark.parametrize(
+    ("cost", "sizes"), [(1, [10, 10, 2, 1]), (2, [10, 10, 3]), (64, [10, 10, 3])]
+)
+def test_prefill_last_token_goes_alone_where_layers_without_state_make_it_pay(
+    monkeypatch, cost, sizes
+):
+    """3 rows through 2 of 4 layers are 1.5 rows through all: more than one, fewer than two."""
+    monkeypatch.setattr(prefill, "LAST_ROW_COST", cost)
+    model, caches, told = SharingModel(), new_caches(), []
+    caches += [caches[0], caches[0]]
+    row = run_prefill(model, caches, IDS, chunk=10, on_chunk=lambda *fed: told.append(fed))
+    np.testing.assert_allclose(np.array(row), reference(IDS)[-1], atol=1e-4)
+    assert [len(ids) for ids, _ in model.calls] == sizes
+    assert told == [(end, 23) for end in np.cumsum(sizes)]
+    assert model.head_rows == [1]
+
+
+def test_prefill_of_one_token_with_layers_without_state(monkeypatch):
+    monkeypatch.setattr(prefill, "LAST_ROW_COST", 0)
+    model, caches = SharingModel(), new_caches()
+    run_prefill(model, [*caches, caches[0]], IDS[:1])
+    assert [len(ids) for ids, _ in model.calls] == [1]
+
+
 def test_prefill_default_chunk_is_512_tokens():
     model = MeanModel()
     feed_prompt(model, new_caches(), [1] * 513)

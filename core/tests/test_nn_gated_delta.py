@@ -10,6 +10,7 @@ import pytest
 
 from engine_core.kernels import KernelRegistry
 from engine_core.nn import gated_delta
+from engine_core.nn.activations import computes_on_cpu
 from engine_core.nn.conv import CausalConv, conv_history
 from engine_core.nn.gated_delta import (
     CHUNK_ROWS,
@@ -20,7 +21,8 @@ from engine_core.nn.gated_delta import (
 )
 
 Arrays = dict[str, np.ndarray]
-TOLERANCE = 2e-6
+# A GPU rounds the operands of its products to 10 bits.
+TOLERANCE = 2e-6 if computes_on_cpu() else 1e-2
 
 
 def draw(
@@ -172,6 +174,13 @@ def test_prefill_graph_grows_with_chunks_not_with_rows(monkeypatch: pytest.Monke
     assert calls == 2 * -(-128 // CHUNK_ROWS) + 1
 
 
+@pytest.fixture
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice that is made with Metal."""
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("no_cuda")
 def test_fused_kernel_is_believed_only_after_it_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of a GPU, on this device: MLX's fused form and its plain double are compared."""
     kernels = KernelRegistry()
@@ -222,6 +231,7 @@ def coarse(*arguments: mx.array) -> tuple[mx.array, mx.array]:
     return gated_delta.chunked_delta_rule(*rounded)
 
 
+@pytest.mark.usefixtures("no_cuda")
 @pytest.mark.parametrize(
     ("fault", "status"),
     [
@@ -254,6 +264,7 @@ def test_fused_kernel_is_judged_by_float64_on_a_device_that_rounds_products(
     assert (report.max_error < 1e-5) is (fault == "none")
 
 
+@pytest.mark.usefixtures("no_cuda")
 def test_missing_fused_kernel_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(mx.fast, "gated_delta_update")
     kernels = KernelRegistry()
@@ -261,6 +272,37 @@ def test_missing_fused_kernel_falls_back(monkeypatch: pytest.MonkeyPatch) -> Non
     inputs = draw(9)
     check(rule._kernel(*prepared(inputs)), reference(inputs))
     assert "gated_delta_update" in kernels.report()[0].reason
+
+
+@pytest.mark.skipif(not mx.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("length", [1, 2, 37, 300])
+@pytest.mark.parametrize(("heads", "dims"), [((2, 6), (32, 16)), ((4, 4), (128, 128))])
+def test_cuda_kernel_equals_rows(
+    length: int, heads: tuple[int, int], dims: tuple[int, int]
+) -> None:
+    inputs = draw(length, batch=2, heads=heads, dims=dims)
+    kernels = KernelRegistry()
+    rule = GatedDeltaRule(
+        kernels, key_heads=heads[0], value_heads=heads[1], key_dim=dims[0], value_dim=dims[1]
+    )
+    got = rule(*prepared(inputs))
+    assert [report.status for report in kernels.report()] == ["active"]
+    for mine, exact in zip(got, reference(inputs), strict=True):
+        assert np.abs(np.array(mine) - exact).max() < 1e-5 * max(1, np.abs(exact).max())
+
+
+@pytest.mark.parametrize(
+    ("key_dim", "value_dim", "fits"),
+    [(128, 128, True), (64, 16, True), (32, 48, True), (48, 64, False), (64, 24, False)],
+)
+def test_cuda_kernel_serves_heads_that_divide_evenly(
+    monkeypatch: pytest.MonkeyPatch, key_dim: int, value_dim: int, fits: bool
+) -> None:
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    rule = GatedDeltaRule(
+        KernelRegistry(), key_heads=1, value_heads=1, key_dim=key_dim, value_dim=value_dim
+    )
+    assert (rule._kernel is gated_delta.plain_delta_rule) is not fits
 
 
 # ------------------------------------------------------------------ convolution

@@ -10,7 +10,7 @@ import numpy as np
 from engine_core.backend import evaluate
 from engine_core.cache.base import cache_arrays
 from engine_core.decode.forward import head_rows, non_finite_error
-from engine_core.decode.prefill import hidden_chunks
+from engine_core.decode.prefill import chunk_ends, hidden_chunks
 from engine_core.limits import LIMITS
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ def score(
     total = len(ids)
     rows = np.empty((0, 0), dtype=np.float32)
     done = 0
-    chunks = hidden_chunks(model, caches, ids, start=start, chunk=chunk, checkpoint=checkpoint)
+    ends = chunk_ends(total, chunk)
+    chunks = hidden_chunks(model, caches, ids, start=start, ends=ends, checkpoint=checkpoint)
     for end, hidden in chunks:
         logits = head_rows(model, hidden, start + done).astype(mx.float32)
         evaluate(logits, *cache_arrays(caches))
