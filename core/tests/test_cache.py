@@ -590,3 +590,17 @@ def test_keep_caches_refusal_of_one_layer_changes_none():
     with pytest.raises(CacheError):
         keep_caches(caches, marks[:1], 0)
     assert caches[0].offset == 2
+
+
+def test_restored_caches_share_no_array_with_the_state_or_one_another():
+    """An append writes into a buffer in place, which must not be the caller's array object."""
+    source = kv()
+    feed(source, *range(10))
+    state = source.state()
+    first, second = kv(), kv()
+    for cache in (first, second):
+        cache.restore(10, state)
+    first.trim_to(5)
+    assert feed(first, 100) == [0, 1, 2, 3, 4, 100]
+    assert np.array(state["keys"]).reshape(-1).tolist() == list(range(10))
+    assert feed(second, 10) == list(range(11))

@@ -302,6 +302,8 @@ def test_hub_link_to_anything_but_an_own_blob_is_refused(tmp_path: Path, target:
         ("", None, "checkpoint.hub_name"),
         ("/absolute/missing", None, "checkpoint.hub_name"),
         ("a\0b", None, "checkpoint.hub_name"),
+        ("x" * 5000, None, "checkpoint.hub_name"),
+        ("x" * 300 + "/y", None, "checkpoint.hub_name"),
     ],
 )
 def test_hub_name_that_cannot_be_resolved_is_refused(tmp_path, name, revision, code) -> None:

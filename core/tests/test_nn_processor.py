@@ -1,5 +1,7 @@
 """The forms that layers take on a processor, against NumPy float64."""
 
+import math
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from engine_core.nn import (
     softcap,
     split_heads,
 )
+from engine_core.nn.activations import computes_on_cpu
 from engine_core.nn.module import Derived
 from engine_core.nn.product import TransposedProduct
 from engine_core.testing import reference
@@ -120,20 +123,33 @@ def test_attend_survives_scores_far_apart() -> None:
     assert attend(queries, keys, values, 1.0, None).item() == 2.0
 
 
-def test_attend_bounds_the_scores_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("batch", [1, 2])
+def test_attend_bounds_the_scores_of_a_block(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     plain = attention_module._attend_rows
 
     def spy(queries, keys, *rest):
-        sizes.append(queries.shape[1] * queries.shape[2] * keys.shape[2])
+        sizes.append(math.prod(queries.shape[:3]) * keys.shape[2])
         return plain(queries, keys, *rest)
 
     monkeypatch.setattr(attention_module, "_attend_rows", spy)
-    monkeypatch.setattr(attention_module, "MOST_SCORES", 4 * 1000 * 16)
-    x = mx.zeros((1, 4, 1000, 2))
+    monkeypatch.setattr(attention_module, "MOST_SCORES", batch * 4 * 1000 * 16)
+    x = mx.zeros((batch, 4, 1000, 2))
     mx.eval(attend(x, x, x, 1.0, "causal"))
     assert len(sizes) == 63
-    assert max(sizes) <= 4 * 1000 * 16
+    assert max(sizes) <= batch * 4 * 1000 * 16
+
+
+def test_attend_over_many_keys_holds_no_more_than_some_blocks() -> None:
+    """A processor works ahead: the scores of many blocks are in memory at once."""
+    if not computes_on_cpu():
+        pytest.skip("bounds what the processor's form holds")
+    queries, keys = mx.array(normal(1, 8, 512, 8)), mx.array(normal(1, 1, 40_000, 8))
+    mx.eval(queries, keys)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(attend(queries, keys, keys, 0.3, "causal"))
+    assert mx.get_peak_memory() - before < 4 * 8 * 512 * 40_000
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -147,6 +147,14 @@ def test_rope_one_row_a_sequence_equals_formula(name: str) -> None:
     assert np.abs(out - expected(name, X[:, :, :1], positions)).max() < 1e-4
 
 
+def test_rope_follows_positions_that_are_changed_in_place() -> None:
+    rope, positions = Rope(CASES["plain"][0]), mx.array([[0, 9, 2, 2, 40], [9, 3, 4, 17, 5]])
+    rope(mx.array(X), positions)
+    positions += 30
+    out = np.array(rope(mx.array(X), positions))
+    assert np.abs(out - expected("plain", X, np.array(positions))).max() < 1e-4
+
+
 def test_rope_keeps_half_precision_and_has_no_parameters() -> None:
     rope = Rope(CASES["yarn"][0])
     assert rope(mx.array(X).astype(mx.bfloat16)).dtype == mx.bfloat16

@@ -278,7 +278,8 @@ class KvCache(LayerCache):
         """Take the rows over."""
         self.reset()
         self.offset = self._last_start = length
-        keys, values = state["keys"], state["values"]
+        # Array objects of its own: an append changes them in place, and the state is the caller's.
+        keys, values = mx.array(state["keys"]), mx.array(state["values"])
         self._move_to(_Holder(keys, values, length - keys.shape[ROW_AXIS], length))
 
     @property

@@ -62,7 +62,7 @@ def resolve_hub(
     """
     name = os.fspath(repository)
     directory = Path(repository)
-    if name and directory.is_dir():
+    if name and _is_directory(directory):
         return HubSnapshot(directory, _has_cache_layout(directory))
     if not _REPOSITORY.fullmatch(name) or ".." in name or "--" in name:
         raise CheckpointError(
@@ -81,7 +81,7 @@ def resolve_hub(
     wanted = revision or "main"
     commit = _read_reference(folder / "refs" / wanted) or wanted
     snapshot = folder / "snapshots" / commit
-    if "/" in commit or not snapshot.is_dir() or not _has_cache_layout(snapshot):
+    if "/" in commit or not _is_directory(snapshot) or not _has_cache_layout(snapshot):
         raise CheckpointError(
             f"model {name!r}: revision {wanted!r} must be in the local cache",
             code="checkpoint.hub_missing",
@@ -103,10 +103,16 @@ def _default_cache() -> Path:
     return Path(home) / ".cache" / "huggingface" / "hub"
 
 
+def _is_directory(path: Path) -> bool:
+    """Whether the path leads to a directory; false, too, where the system refuses to look."""
+    # ``Path.is_dir`` raises for a name that is too long and for a folder that may not be entered.
+    return os.path.isdir(path)  # noqa: PTH112
+
+
 def _has_cache_layout(directory: Path) -> bool:
     """Whether the directory is ``<repository>/snapshots/<commit>`` beside a ``blobs`` folder."""
     parent = Path(os.path.realpath(directory)).parent
-    return parent.name == "snapshots" and (parent.parent / "blobs").is_dir()
+    return parent.name == "snapshots" and _is_directory(parent.parent / "blobs")
 
 
 def _read_reference(path: Path) -> str | None:

@@ -106,7 +106,7 @@ class Rope(Module):
 
 
 class _Tables:
-    """Cosines and sines of a call's rows, computed once for all layers that share a rotation.
+    """Cosines and sines of a call's rows; from an offset, once for all layers of a rotation.
 
     MLX's own rotation is made of some 15 operations on a processor, sines included, in every
     layer: 50 us for one row of 12 heads, of which these 5 operations leave 12.
@@ -117,7 +117,7 @@ class _Tables:
         self._partial = spec.dims < spec.head_dim
         self._factor = spec.attention_factor
         self._frequencies = mx.array(spec.frequencies(), dtype=mx.float32)
-        self._known: tuple[int | mx.array, int] = (0, 0)
+        self._known = (0, 0)
         self._pair: tuple[mx.array, mx.array] | None = None
 
     def rotate(self, x: mx.array, positions: int | mx.array) -> mx.array:
@@ -131,24 +131,17 @@ class _Tables:
 
     def _of(self, positions: int | mx.array, rows: int) -> tuple[mx.array, mx.array]:
         """Make ``[..., L, dims]`` cosines, and sines negative where the partner comes second."""
-        if self._pair is not None and self._is_known(positions, rows):
-            return self._pair
         if isinstance(positions, mx.array):
-            steps = positions[:, None, :, None]
-        else:
-            steps = mx.arange(positions, positions + rows)[:, None]
+            # Not kept: an array can be changed in place, and then its tables would be stale.
+            return self._compute(positions[:, None, :, None])
+        if self._pair is None or self._known != (positions, rows):
+            self._pair = self._compute(mx.arange(positions, positions + rows)[:, None])
+            self._known = (positions, rows)
+        return self._pair
+
+    def _compute(self, steps: mx.array) -> tuple[mx.array, mx.array]:
         angles = steps.astype(mx.float32) * self._frequencies
         cos, sin = mx.cos(angles), mx.sin(angles)
         if self._factor != 1.0:
             cos, sin = cos * self._factor, sin * self._factor
-        pair = mx.concatenate([cos, cos], axis=-1), mx.concatenate([-sin, sin], axis=-1)
-        self._known, self._pair = (positions, rows), pair
-        return pair
-
-    def _is_known(self, positions: int | mx.array, rows: int) -> bool:
-        known, length = self._known
-        # Arrays count as the same only when they are the same object.
-        same = known is positions
-        if isinstance(positions, int) and isinstance(known, int):
-            same = known == positions
-        return same and length == rows
+        return mx.concatenate([cos, cos], axis=-1), mx.concatenate([-sin, sin], axis=-1)
