@@ -58,6 +58,22 @@ def test_generate_with_a_damaged_file_says_so_and_keeps_it(
     assert file.read_bytes() == b"no prompt cache"
 
 
+def test_generate_with_a_name_that_the_system_refuses_is_a_typed_error(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(generate(model, tmp_path / ("x" * 5000))) == 1
+    assert "cache.file" in capsys.readouterr().out
+
+
+def test_bench_of_more_tokens_than_the_context_makes_no_prompt(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--model", model, "--json", "--prompt-tokens", "1000000"]) == 1
+    printed = capsys.readouterr().out
+    assert "bench: prompt tokens must fit" in printed
+    assert "request.context_exceeded" in printed
+
+
 def test_chat_saves_its_conversation_at_the_end(
     model: str,
     tmp_path: Path,

@@ -258,6 +258,7 @@ def test_session_template_that_renders_no_user_turn_fails_the_load(
         ({"family": "unknown"}, UnsupportedModelError),
         ({"extra_eos_tokens": ("no such token",)}, InvalidRequest),
         ({"extra_eos_tokens": "!"}, InvalidRequest),
+        ({"extra_eos_tokens": ("\udcff",)}, InvalidRequest),
         ({"certificates": ("x",)}, CapabilityUnavailable),
     ],
 )

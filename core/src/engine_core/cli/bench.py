@@ -6,6 +6,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from engine_core.cli.options import load_client
+from engine_core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     import argparse
@@ -26,7 +27,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         Exit code.
     """
     with load_client(arguments, output, template=False) as client:
-        vocabulary = client.info.vocab_size
+        vocabulary, longest = client.info.vocab_size, client.info.context_length
+        if arguments.prompt_tokens > longest:  # before a list of so many is made
+            raise InvalidRequest(
+                f"bench: prompt tokens must fit {longest} context tokens, "
+                f"got {arguments.prompt_tokens}",
+                code="request.context_exceeded",
+            )
         no_eos = dict.fromkeys(client.info.eos_token_ids, -100.0)
         prefill, decode = [], []
         for attempt in range(arguments.runs + 1):

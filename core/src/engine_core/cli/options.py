@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from engine_core.cli.output import BadUsage
@@ -151,7 +150,8 @@ def restore_cache(client: Client, path: str | None, output: Output) -> None:
     Raises:
         CacheError: The file is damaged, of another model or too large.
     """
-    if path is not None and Path(path).exists():
+    # ``Path.exists`` raises for a name that is too long; saving reports that at the end.
+    if path is not None and os.path.exists(path):  # noqa: PTH110
         output.note(f"Prompt cache: {client.load_cache(path)} tokens loaded")
 
 

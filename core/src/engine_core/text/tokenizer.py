@@ -285,7 +285,10 @@ class Tokenizer:
         Returns:
             Its id, ``None`` when there is none.
         """
-        found = self._backend.token_to_id(text)
+        try:
+            found = self._backend.token_to_id(text)
+        except UnicodeEncodeError:  # a lone surrogate, which no token holds
+            return None
         return None if found is None else int(found)
 
     def token_text(self, token_id: int) -> str | None:
