@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
     Shapes = dict[str, tuple[int, ...]]
 
-SEED = "engine-laguna tiny 1"
+# Of the first dozen the one whose routers decide most clearly: every choice of an expert in the
+# tests is 7e-5 or more from the next, so no rounding turns one over.
+SEED = "engine-laguna tiny 7"
 LENGTH = 36
 FULL, SLIDING = "full_attention", "sliding_attention"
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
