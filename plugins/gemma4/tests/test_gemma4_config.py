@@ -190,6 +190,19 @@ def test_unsupported_values_are_refused(config: dict[str, Any], fields: dict[str
 
 
 @pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"vocab_size_per_layer_input": 159}, "vocab_size_per_layer_input"),
+        ({"pad_token_id": 160}, "pad_token_id"),
+    ],
+)
+def test_ids_beyond_a_table_are_refused(changes: dict[str, Any], field: str) -> None:
+    assert DENSE["vocab_size"] == 160
+    with pytest.raises(ConfigError, match=field):
+        parse(DENSE, **changes)
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"model_type": "gemma4_assistant"},

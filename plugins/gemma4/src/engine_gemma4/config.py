@@ -141,6 +141,11 @@ class Gemma4Config:
         if vocab_size is None:
             vocab_size = config.integer("vocab_size", default=DEFAULT_VOCAB_SIZE, minimum=1)
         heads = text.integer("num_attention_heads", default=8, minimum=1)
+        width = text.integer(
+            "hidden_size_per_layer_input",
+            default=0 if unified else DEFAULT_PER_LAYER_WIDTH,
+            minimum=0,
+        )
         return cls(
             hidden_size=text.integer("hidden_size", minimum=1),
             heads=heads,
@@ -160,13 +165,12 @@ class Gemma4Config:
                 default=DEFAULT_UNIFIED_CONTEXT if unified else DEFAULT_CONTEXT,
                 minimum=1,
             ),
-            per_layer_width=text.integer(
-                "hidden_size_per_layer_input",
-                default=0 if unified else DEFAULT_PER_LAYER_WIDTH,
-                minimum=0,
-            ),
+            per_layer_width=width,
+            # Every id is looked up there too, and a device checks no index.
             per_layer_vocab=text.integer(
-                "vocab_size_per_layer_input", default=DEFAULT_VOCAB_SIZE, minimum=1
+                "vocab_size_per_layer_input",
+                default=DEFAULT_VOCAB_SIZE,
+                minimum=vocab_size if width else 1,
             ),
             moe=_moe(text),
             tied=text.boolean(
@@ -177,7 +181,10 @@ class Gemma4Config:
             spans=_span_rule(text, unified=unified),
             placeholders=_placeholders(config) if nested else (),
             pad_token=text.integer(
-                "pad_token_id", default=config.integer("pad_token_id", default=0), minimum=0
+                "pad_token_id",
+                default=config.integer("pad_token_id", default=0),
+                minimum=0,
+                maximum=vocab_size - 1,
             ),
         )
 
