@@ -7,7 +7,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from mlx.utils import tree_flatten
 
 from engine_core import backend
 from engine_core.cache.build import build_caches
@@ -258,8 +257,6 @@ def _describe(
     notes: tuple[str, ...],
 ) -> ClientInfo:
     architecture = spec.answers.architecture
-    flat: Any = tree_flatten(filled.model.parameters())
-    arrays = [array for _, array in flat]
     return ClientInfo(
         family=spec.family,
         model_type=spec.model_type,
@@ -278,7 +275,7 @@ def _describe(
         hidden_size=architecture.hidden_size,
         layer_count=len(architecture.layers),
         parameter_count=_count_parameters(filled),
-        weight_bytes=sum(array.nbytes for array in arrays),
+        weight_bytes=sum(array.nbytes for _, array in _parameters(filled)),
         quantization=filled.quantization.summary(),
         backend=backend.backend_report(),
         memory=backend.memory_report(),
@@ -293,11 +290,18 @@ def _dtype_name(dtype: mx.Dtype) -> str:
     return str(dtype).rpartition(".")[2]
 
 
+def _parameters(filled: LoadedModel) -> list[tuple[str, mx.array]]:
+    # At the top of the module it would fail before the guard can say what to install.
+    from mlx.utils import tree_flatten
+
+    flat: Any = tree_flatten(filled.model.parameters())
+    return list(flat)
+
+
 def _count_parameters(filled: LoadedModel) -> int:
     """Count numbers; a packed word holds several, and scales and biases are no weights."""
     total = 0
-    flat: Any = tree_flatten(filled.model.parameters())
-    for path, array in flat:
+    for path, array in _parameters(filled):
         layer, _, name = path.rpartition(".")
         packed = filled.quantization.get(layer)
         if packed is None:

@@ -3,6 +3,7 @@
 Parameters are placeholders until a loader fills them. Importing this package imports MLX.
 """
 
+import engine_core.cache  # noqa: F401 - opens MLX through the guard, before the layers import it
 from engine_core.nn.activations import elementwise, gated, gelu_tanh, sigmoid, silu, softcap
 from engine_core.nn.attention import (
     AttentionMask,
