@@ -1,8 +1,8 @@
-"""What a user sees where MLX is not installed: one typed error with a cure, never an import error."""
+"""Where MLX is not installed: one typed error with a cure, never an import error."""
 
 from __future__ import annotations
 
-import subprocess
+import subprocess  # noqa: TID251 - only a fresh interpreter has not imported MLX
 import sys
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,7 @@ def model(tmp_path: Path) -> str:
 
 
 def run(source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return subprocess.run(  # noqa: S603
         [sys.executable, "-c", HIDE + source, *arguments],
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip

@@ -439,6 +439,32 @@ def test_family_name_claimed_twice_cannot_be_chosen():
         plugins.resolve_owner("a", family="same")
 
 
+@pytest.mark.parametrize(
+    ("model_type", "architectures", "got"),
+    [("other", ("OneLM",), "'other'"), (None, ("OtherLM",), "'OtherLM'")],
+)
+def test_family_that_does_not_claim_the_checkpoint_is_refused(model_type, architectures, got):
+    one = info("one", "one", "uno", architectures={"OneLM"})
+    plugins = Plugins.load(extra=[module(engine_families=families(one))])
+    with pytest.raises(UnsupportedModelError) as caught:
+        plugins.resolve_owner(model_type, architectures, family="one")
+    assert caught.value.code == "model.family_mismatch"
+    assert got in str(caught.value)
+    assert ("'one', 'uno'" if model_type else "'OneLM'") in str(caught.value)
+    for claimed in ("one", "uno"):
+        assert plugins.resolve_owner(claimed, (), family="one").family is one
+    for names in (["OneLM"], ["OtherLM", "OneLM"], []):
+        assert plugins.resolve_owner(None, names, family="one").family is one
+
+
+def test_error_for_a_type_that_nobody_claims_does_not_offer_a_family():
+    plugins = Plugins.load(extra=[module(engine_families=families(info("one")))])
+    for arguments in (("other",), (None, ["OtherLM"]), ("one", (), "other")):
+        with pytest.raises(UnsupportedModelError) as caught:
+            plugins.resolve_owner(*arguments)
+        assert "family=" not in caught.value.hint
+
+
 def test_architectures_decide_only_without_model_type():
     one = info("one", architectures={"OneLM", "BothLM"})
     two = info("two", architectures={"TwoLM", "BothLM"})

@@ -25,6 +25,7 @@ from engine_core.markers import PROJECT
 from engine_core.plugin_claims import (
     Claims,
     Plugin,
+    check_family_claim,
     check_family_name,
     check_implementation,
     read_contributions,
@@ -189,13 +190,15 @@ class Plugins:
             model_type: ``model_type`` of ``config.json``, ``None`` when absent.
             architectures: ``architectures`` of ``config.json``, looked at only without a
                 ``model_type``.
-            family: Family name chosen by the caller; decides alone.
+            family: Family name chosen by the caller, which decides between several that claim the
+                checkpoint; a checkpoint that names neither type nor architecture is any family's.
 
         Returns:
             The owner.
 
         Raises:
-            UnsupportedModelError: No active plugin owns it.
+            UnsupportedModelError: No active plugin owns it, or the chosen family does not claim
+                it (code ``model.family_mismatch``).
             PluginConflictError: More than one claims it.
         """
         if family is not None:
@@ -203,6 +206,8 @@ class Plugins:
             if not owners:
                 known = self._claims.names("family")
                 raise self._unsupported("checkpoint: family", known, repr(family))
+            for owner in owners:
+                check_family_claim(owner.family, model_type, architectures)
         elif model_type is not None:
             owners = self._owners("model_type", [model_type])
             if not owners:
@@ -247,9 +252,7 @@ class Plugins:
         ]
         if missed:
             message = f"{message}; plugins not active: {'; '.join(missed)}"
-        return UnsupportedModelError(
-            message, hint="install a plugin for this family, or pass family= to choose one"
-        )
+        return UnsupportedModelError(message, hint="install a plugin for this family")
 
     # Contributions: asked once, at loading.
 
