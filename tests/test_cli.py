@@ -87,6 +87,7 @@ def test_narrow_encoding_escapes_what_it_lacks(tmp_path: Path) -> None:
     [
         (["--temp", "9"], "request.temperature"),
         (["--temp", "nan"], "request.temperature"),
+        (["--temperature", "9"], "request.temperature"),
         (["-m", "0"], "request.max_tokens"),
         (["--seed", "-1"], "request.seed"),
         (["--stop", ""], "request.stop"),

@@ -55,6 +55,27 @@ def test_commands_take_a_cached_repository(
     assert capsys.readouterr().out
 
 
+def test_commands_look_in_the_cache_that_is_named(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = cache.rename(tmp_path / "elsewhere")
+    where = ["--hub-cache", str(other)]
+    for command in (
+        ["probe", "org/mini"],
+        ["inspect", "org/mini"],
+        ["verify", "org/mini"],
+        ["generate", "-p", "a", "-m", "1", "--model", "org/mini"],
+        ["bench", "--runs", "1", "--prompt-tokens", "2", "-m", "1", "--model", "org/mini"],
+    ):
+        assert main(command) == 1
+        errors = capsys.readouterr().err
+        assert str(cache) in errors
+        assert "--hub-cache" in errors
+        assert "cache_dir" not in errors
+        assert main([*command, *where]) == 0
+        assert capsys.readouterr().out
+
+
 def test_repository_that_is_not_cached_is_a_typed_error_of_the_request(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -314,6 +314,62 @@ def test_hub_name_that_cannot_be_resolved_is_refused(tmp_path, name, revision, c
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "revision", "missing"),
+    [
+        ("models/foo", None, "no such repository"),
+        ("org/tiny", "no-such-branch", "no revision 'no-such-branch'"),
+    ],
+)
+def test_hub_name_that_is_not_cached_says_what_was_looked_for_and_where(
+    tmp_path: Path, name: str, revision: str | None, missing: str
+) -> None:
+    hub(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        resolve_hub(name, revision, cache_dir=tmp_path)
+    text = str(caught.value)
+    assert "no such directory" in text
+    assert missing in text
+    assert str(tmp_path) in text
+    assert "cache_dir=" in caught.value.hint
+
+
+def test_hub_snapshot_reads_as_its_path(tmp_path: Path) -> None:
+    snapshot = hub(tmp_path) / "snapshots" / COMMIT
+    assert str(resolve_hub("org/tiny", cache_dir=tmp_path)) == str(snapshot)
+
+
+@pytest.mark.parametrize("path", ["~/nope", "models/nope", "/absolute/none/nope"])
+def test_missing_directory_is_named_as_given(path: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(path)
+    assert str(caught.value) == f"{path}: must exist"
+    assert ("'~' is not expanded" if path[0] == "~" else "resolve_hub") in caught.value.hint
+
+
+def test_gguf_is_named_for_what_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "model" / "tiny.Q4.gguf"
+    file.parent.mkdir()
+    file.write_bytes(b"GGUF" + bytes(100))
+    for call in (read_checkpoint, resolve_hub):
+        with pytest.raises(CheckpointError) as caught:
+            call(file)
+        assert caught.value.code == "checkpoint.not_a_directory"
+        assert str(caught.value) == f"{file}: must be a directory, got a GGUF file (tiny.Q4.gguf)"
+        assert "safetensors" in caught.value.hint
+    refused(file.parent, "checkpoint.missing_file", "config.json", "GGUF file (tiny.Q4.gguf)")
+    (file.parent / "config.json").write_text("{}")
+    refused(file.parent, "checkpoint.no_weights", "GGUF file (tiny.Q4.gguf)")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_git_lfs_pointer_is_named_for_what_it_is(tmp_path: Path, name: str) -> None:
+    path = tiny(tmp_path / "c")
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 123456\n"
+    (path / name).write_text(pointer)
+    refused(path, "checkpoint.lfs_pointer", name, "Git LFS pointer")
+
+
 @pytest.mark.parametrize("text", ["../../etc", "", "\xff", "a/b"])
 def test_hub_reference_with_a_hostile_commit_is_refused(tmp_path: Path, text: str) -> None:
     repository = hub(tmp_path)

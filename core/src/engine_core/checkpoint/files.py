@@ -11,11 +11,17 @@ import contextlib
 import errno
 import os
 import stat
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import attrs
 
+from engine_core.checkpoint.mistaken import (
+    POINTER_BYTES,
+    missing_directory,
+    not_a_directory,
+    refuse_pointer,
+    shown_path,
+)
 from engine_core.errors import CheckpointError
 from engine_core.limits import LIMITS
 
@@ -159,6 +165,7 @@ class CheckpointFiles:
                     code="checkpoint.changed",
                     hint="wait until the download has finished",
                 )
+            refuse_pointer(name, bytes(buffer[:POINTER_BYTES]))
             return bytes(buffer[:size])
         except OSError as exc:
             raise _unreadable(name, exc) from exc
@@ -281,9 +288,13 @@ def open_directory(
         CheckpointError: Absent, no directory, unreadable, or with too many entries.
     """
     where = os.fsdecode(path)  # takes bytes paths, too
-    shown = Path(where).name[:100] or "checkpoint"
+    shown = shown_path(where)
     try:
         directory = os.open(where, _DIRECTORY)
+    except FileNotFoundError as exc:
+        raise missing_directory(where) from exc
+    except NotADirectoryError as exc:
+        raise not_a_directory(where) from exc
     except (OSError, ValueError) as exc:
         raise _unreadable(shown, exc) from exc
     blobs: int | None = None

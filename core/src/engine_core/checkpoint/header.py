@@ -17,6 +17,7 @@ import attrs
 
 from engine_core.checkpoint.files import FileStamp, read_range, stamp
 from engine_core.checkpoint.jsonio import parse_json_object
+from engine_core.checkpoint.mistaken import POINTER_BYTES, refuse_pointer
 from engine_core.errors import CheckpointError
 from engine_core.limits import LIMITS
 from engine_core.weight_plan import TensorInfo
@@ -122,13 +123,15 @@ def read_header(fd: int, name: str, limits: Limits = LIMITS, *, shard: int = 0) 
         The header.
 
     Raises:
-        CheckpointError: Codes ``checkpoint.header``, ``checkpoint.json`` and
-            ``checkpoint.too_large``.
+        CheckpointError: Codes ``checkpoint.header``, ``checkpoint.json``,
+            ``checkpoint.too_large`` and ``checkpoint.lfs_pointer``.
     """
     identity = stamp(fd)
-    prefix = bytearray(_LENGTH_BYTES)
-    if _read(fd, name, prefix, 0) < _LENGTH_BYTES:
+    start = bytearray(POINTER_BYTES)
+    if _read(fd, name, start, 0) < _LENGTH_BYTES:
         raise _invalid(name, f"must hold an 8-byte header length, got {identity.size} bytes")
+    refuse_pointer(name, bytes(start))
+    prefix = start[:_LENGTH_BYTES]
     length = int.from_bytes(prefix, "little")
     if length > limits.header_bytes:
         raise CheckpointError(

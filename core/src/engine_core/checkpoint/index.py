@@ -10,6 +10,7 @@ import attrs
 
 from engine_core.checkpoint.header import ShardHeader, read_header
 from engine_core.checkpoint.jsonio import parse_json_object
+from engine_core.checkpoint.mistaken import FOREIGN_HINT, foreign_weights
 from engine_core.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def plan_shards(files: CheckpointFiles, limits: Limits) -> ShardSet:
             weight_map = None
         elif missing:
             raise _missing_shard(missing[0], INDEX_NAME)
-    names = _unindexed(candidates) if weight_map is None else named
+    names = _unindexed(candidates, files.names) if weight_map is None else named
     if len(names) > limits.shards:
         raise CheckpointError(
             f"checkpoint: must have at most {limits.shards} shards, got {len(names)}",
@@ -144,16 +145,17 @@ def _missing_shard(name: str, because: str) -> CheckpointError:
     )
 
 
-def _unindexed(candidates: Iterable[str]) -> list[str]:
+def _unindexed(candidates: Iterable[str], entries: Iterable[str]) -> list[str]:
     """Choose the shards without an index: the single file, else every ``model*`` file."""
     names = {name for name in candidates if name.startswith("model")}
     if _SINGLE in names:
         return [_SINGLE]
     if not names:
         raise CheckpointError(
-            "checkpoint: must hold model.safetensors or an index with its shards",
+            "checkpoint: must hold model.safetensors or an index with its shards, "
+            f"got {foreign_weights(entries) or 'neither'}",
             code="checkpoint.no_weights",
-            hint="only safetensors checkpoints can be loaded",
+            hint=FOREIGN_HINT,
         )
     numbered = (_NUMBERED.fullmatch(name) for name in sorted(names))
     for stem, digits, total in dict.fromkeys(

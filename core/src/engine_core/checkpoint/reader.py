@@ -12,6 +12,7 @@ from engine_core.checkpoint.config import CheckpointConfig
 from engine_core.checkpoint.files import CheckpointFiles, open_directory
 from engine_core.checkpoint.index import ShardSet, plan_shards
 from engine_core.checkpoint.jsonio import parse_json_object
+from engine_core.checkpoint.mistaken import FOREIGN_HINT, foreign_weights
 from engine_core.checkpoint.resolve import HubSnapshot
 from engine_core.errors import CheckpointError
 from engine_core.limits import LIMITS
@@ -159,10 +160,11 @@ def _or_empty(configs: Mapping[str, CheckpointConfig], name: str) -> CheckpointC
 
 def _read_small_files(files: CheckpointFiles, limits: Limits) -> dict[str, bytes]:
     if CONFIG not in files.names:
+        foreign = foreign_weights(files.names)
         raise CheckpointError(
-            f"{CONFIG}: must exist",
+            f"{CONFIG}: must exist" + (f", got {foreign} without one" if foreign else ""),
             code="checkpoint.missing_file",
-            hint="pass the directory that holds config.json",
+            hint=FOREIGN_HINT if foreign else "pass the directory that holds config.json",
         )
     wanted = [CONFIG, GENERATION_CONFIG, TOKENIZER, *PROCESSOR_CONFIGS, *TEMPLATE_FILES]
     wanted.extend(OTHER_FILES)

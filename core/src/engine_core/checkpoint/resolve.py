@@ -15,6 +15,7 @@ from typing import Final
 
 import attrs
 
+from engine_core.checkpoint.mistaken import not_a_directory
 from engine_core.errors import CheckpointError
 
 __all__ = ["HubSnapshot", "resolve_hub"]
@@ -39,6 +40,10 @@ class HubSnapshot(os.PathLike[str]):
     def __fspath__(self) -> str:
         return str(self.path)
 
+    def __str__(self) -> str:
+        """Give the path, as for any other path."""
+        return str(self.path)
+
 
 def resolve_hub(
     repository: str | os.PathLike[str],
@@ -58,15 +63,18 @@ def resolve_hub(
         The directory, to be passed on as the checkpoint's path.
 
     Raises:
-        CheckpointError: Codes ``checkpoint.hub_name`` and ``checkpoint.hub_missing``.
+        CheckpointError: Codes ``checkpoint.hub_name`` and ``checkpoint.hub_missing``, and
+            ``checkpoint.not_a_directory`` for a file.
     """
     name = os.fspath(repository)
     directory = Path(repository)
     if name and _is_directory(directory):
         return HubSnapshot(directory, _has_cache_layout(directory))
     if not _REPOSITORY.fullmatch(name) or ".." in name or "--" in name:
+        _refuse_file(directory)
         raise CheckpointError(
-            f"model {name!r}: must be a directory or a repository name such as 'owner/name'",
+            f"model {name!r}: must be a directory or a repository name such as 'owner/name', "
+            "got no such directory",
             code="checkpoint.hub_name",
             hint="check the path",
         )
@@ -82,12 +90,21 @@ def resolve_hub(
     commit = _read_reference(folder / "refs" / wanted) or wanted
     snapshot = folder / "snapshots" / commit
     if "/" in commit or not _is_directory(snapshot) or not _has_cache_layout(snapshot):
+        _refuse_file(directory)
+        missing = f"revision {wanted!r} of it" if _is_directory(folder) else "such repository"
         raise CheckpointError(
-            f"model {name!r}: revision {wanted!r} must be in the local cache",
+            f"model {name!r}: must be a directory or a repository of the local cache, "
+            f"got no such directory and no {missing} in {cache}",
             code="checkpoint.hub_missing",
-            hint="fetch it first, for example with 'hf download', or pass a directory",
+            hint="check the path, or fetch the repository first, for example with 'hf download'; "
+            "cache_dir= names another cache",
         )
     return HubSnapshot(snapshot, cache_links=True)
+
+
+def _refuse_file(path: Path) -> None:
+    if os.path.isfile(path):  # noqa: PTH113 - as in _is_directory
+        raise not_a_directory(str(path))
 
 
 def _default_cache() -> Path:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from engine_core.cli.options import load_plugins
+from engine_core.cli.options import load_plugins, resolve_model
 from engine_core.cli.output import BadUsage
 from engine_core.errors import EngineError
 
@@ -71,11 +71,10 @@ def _backend_facts() -> dict[str, Any]:
 
 def _inspect(arguments: argparse.Namespace, output: Output) -> None:
     from engine_core.checkpoint.reader import read_checkpoint
-    from engine_core.checkpoint.resolve import resolve_hub
     from engine_core.spec import find_owner, resolve_spec_answers
 
     plugins = load_plugins(arguments)
-    with read_checkpoint(resolve_hub(arguments.model)) as checkpoint:
+    with read_checkpoint(resolve_model(arguments)) as checkpoint:
         owner = find_owner(plugins, checkpoint.config, arguments.family)
         answers = resolve_spec_answers(
             plugins, owner, checkpoint.config, checkpoint.tensors, checkpoint.processor_config

@@ -14,6 +14,7 @@ from engine_core.request import GenerateOptions
 if TYPE_CHECKING:
     import argparse
 
+    from engine_core.checkpoint.resolve import HubSnapshot
     from engine_core.cli.output import Output
     from engine_core.client import Client
     from engine_core.plugins import Plugins
@@ -23,6 +24,7 @@ __all__ = [
     "load_client",
     "load_plugins",
     "read_prompt",
+    "resolve_model",
     "restore_cache",
     "save_cache",
 ]
@@ -44,6 +46,20 @@ def load_plugins(arguments: argparse.Namespace) -> Plugins:
     return Plugins.load(block=frozenset(blocked | set(arguments.no_plugin)))
 
 
+def resolve_model(arguments: argparse.Namespace) -> HubSnapshot:
+    """Find the checkpoint that the arguments name.
+
+    Args:
+        arguments: Parsed arguments of a command with a model.
+
+    Returns:
+        Its directory.
+    """
+    from engine_core.checkpoint.resolve import resolve_hub
+
+    return resolve_hub(arguments.model, cache_dir=arguments.hub_cache)
+
+
 def load_client(arguments: argparse.Namespace, output: Output, **options: Any) -> Client:
     """Load the checkpoint that the arguments name.
 
@@ -55,11 +71,10 @@ def load_client(arguments: argparse.Namespace, output: Output, **options: Any) -
     Returns:
         A running client.
     """
-    from engine_core.checkpoint.resolve import resolve_hub
     from engine_core.client import Client
 
     return Client.load(
-        resolve_hub(arguments.model),
+        resolve_model(arguments),
         plugins=load_plugins(arguments),
         family=arguments.family,
         compute_dtype=arguments.compute_dtype,

@@ -14,6 +14,25 @@ __all__ = ["BadUsage", "Output", "OutputError", "prepare_streams"]
 
 BAR_CELLS = 30
 
+# The library's hints name its arguments; the same cures as the command spells them.
+_SPELLINGS = {
+    "pass template= when loading, or use complete() with raw text": (
+        "engine generate --ignore-chat-template completes the raw prompt"
+    ),
+    "load with template=False for raw completion, or pass another template": (
+        "engine generate --ignore-chat-template completes the raw prompt"
+    ),
+    "use complete() with token ids, or add": "add",
+    "block or uninstall one": "leave out (--no-plugin) or uninstall one",
+    "cache_dir=": "--hub-cache",
+    "family=": "--family",
+    "leave the family out": "leave --family out",
+    "leave thinking out": "leave --thinking out",
+    "lower max_tokens": "lower --max-tokens",
+    "compute_dtype=": "--compute-dtype ",
+    "quantized_weights='dequantize'": "--quantized-weights dequantize",
+}
+
 
 class BadUsage(InvalidRequest):
     """The command line cannot be honoured as it was written; exit code 2."""
@@ -102,12 +121,15 @@ class Output:
         Args:
             error: Its message, code and hint are shown.
         """
+        hint = error.hint
+        for library, command in _SPELLINGS.items():
+            hint = hint.replace(library, command)
         if self.as_json:
-            self.record("error", code=error.code, message=str(error), hint=error.hint)
+            self.record("error", code=error.code, message=str(error), hint=hint)
             return
         self.note(f"error: {error} [{error.code}]")
-        if error.hint:
-            self.note(f"hint: {error.hint}")
+        if hint:
+            self.note(f"hint: {hint}")
 
     def finish_line(self) -> None:
         """End an interrupted line on a terminal."""

@@ -35,12 +35,21 @@ def _count(text: str) -> int:
 _MODEL_HELP = "checkpoint directory, or OWNER/NAME in the local Hugging Face cache"
 
 
+def _add_hub_cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--hub-cache",
+        metavar="DIR",
+        help="where OWNER/NAME is looked for (default: ~/.cache/huggingface/hub)",
+    )
+
+
 def _add_model(parser: argparse.ArgumentParser, *, positional: bool) -> None:
     """Add the arguments that name a checkpoint and say how to load it."""
     if positional:
         parser.add_argument("model", metavar="DIR", help=_MODEL_HELP)
     else:
         parser.add_argument("--model", required=True, metavar="DIR", help=_MODEL_HELP)
+    _add_hub_cache(parser)
     parser.add_argument("--family", help="owner of the checkpoint when two plugins claim it")
     parser.add_argument(
         "--no-plugin", action="append", default=[], metavar="NAME", help="do not load this plugin"
@@ -62,7 +71,9 @@ def _add_model(parser: argparse.ArgumentParser, *, positional: bool) -> None:
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
     """Add the options of one generation."""
     parser.add_argument("--max-tokens", "-m", type=int, default=256)
-    parser.add_argument("--temp", type=float, default=0.0, help="0 is greedy (default)")
+    parser.add_argument(
+        "--temp", "--temperature", type=float, default=0.0, help="0 is greedy (default)"
+    )
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--min-p", type=float, default=0.0)
@@ -130,13 +141,15 @@ def build_parser() -> argparse.ArgumentParser:
 
     inspect = add("inspect", "inspection", "describe a checkpoint without reading its weights")
     inspect.add_argument("model", metavar="DIR", nargs="?", help=_MODEL_HELP)
-    inspect.add_argument("--family")
+    _add_hub_cache(inspect)
+    inspect.add_argument("--family", help="owner of the checkpoint when two plugins claim it")
     inspect.add_argument("--no-plugin", action="append", default=[], metavar="NAME")
     inspect.add_argument("--backend", action="store_true", help="describe the MLX backend")
     inspect.add_argument("--tensors", action="store_true", help="list every tensor")
 
     probe = add("probe", "probe", "show what a checkpoint's chat template can do, and why")
     probe.add_argument("model", metavar="DIR", help=_MODEL_HELP)
+    _add_hub_cache(probe)
     probe.add_argument("--family", help="owner of the checkpoint when two plugins claim it")
     probe.add_argument(
         "--no-plugin", action="append", default=[], metavar="NAME", help="do not load this plugin"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine_core.cli.options import load_plugins
+from engine_core.cli.options import load_plugins, resolve_model
 
 if TYPE_CHECKING:
     import argparse
@@ -27,13 +27,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         Exit code: 1 without a template. An unusable template raises the typed error that says why.
     """
     from engine_core.checkpoint.reader import read_checkpoint
-    from engine_core.checkpoint.resolve import resolve_hub
     from engine_core.limits import LIMITS
     from engine_core.spec import find_owner
     from engine_core.text_loading import load_prompter
 
     plugins = load_plugins(arguments)
-    with read_checkpoint(resolve_hub(arguments.model)) as checkpoint:
+    with read_checkpoint(resolve_model(arguments)) as checkpoint:
         owner = find_owner(plugins, checkpoint.config, arguments.family)
         prompter = load_prompter(
             checkpoint,
