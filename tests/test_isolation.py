@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,24 @@ def test_broken_plugin_is_listed_and_others_stay_active(
     assert rows[name]["reason"]
     assert rows["llama"]["status"] == "active"
     assert run_engine(tmp_path, "plugins", "--strict").returncode == 1
+
+
+def test_strict_wants_every_plugin_active_and_without_rival(tmp_path: Path) -> None:
+    assert run_engine(tmp_path, "plugins", "--strict").returncode == 0
+    assert run_engine(tmp_path, "plugins", "--strict", "--no-plugin", "llama").returncode == 1
+    source = """
+        from engine_core.family import FamilyInfo
+        from engine_core.markers import hookimpl
+
+        @hookimpl
+        def engine_families():
+            return [FamilyInfo(name="rival", model_types={"llama"})]
+    """
+    write_plugin(tmp_path, "rival", "rival_plugin", textwrap.dedent(source))
+    result = run_engine(tmp_path, "plugins", "--strict")
+    assert "also claimed by" in result.stdout
+    assert result.returncode == 1
+    assert run_engine(tmp_path, "plugins").returncode == 0
 
 
 def test_blocked_plugin_is_listed_as_blocked() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from engine_core import (
     InvalidRequest,
     Progress,
     Segment,
+    Session,
     TokenKind,
 )
 from engine_core.limits import LIMITS
@@ -37,7 +39,6 @@ from engine_core.testing.scripted import Scripted, write_scripted_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 HELLO = [{"role": "user", "content": "hello"}]
 ENDLESS = "0123456789"
@@ -268,7 +269,28 @@ def test_client_load_is_cancelled_by_its_progress_callback(path: Path, plugins: 
         path, plugins=plugins, on_load_progress=lambda *step: seen.append(step)
     ) as loaded:
         assert is_idle_and_usable(loaded)
+    assert seen[0] == (0, seen[-1][1])
     assert seen[-1][0] == seen[-1][1] > 0
+
+
+@pytest.mark.parametrize("arguments", [(), ("some/path",), (Path("some/path"),)])
+@pytest.mark.parametrize("kind", [Client, Session])
+def test_handle_that_is_not_loaded_says_how_to_load(kind: type, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        kind(*arguments)
+    assert caught.value.code == f"request.{kind.__name__.lower()}"
+    assert f"{kind.__name__}.load(path)" in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["device", "is_cancelled"])
+def test_client_load_names_itself_for_an_unknown_option(option: str, path: Path) -> None:
+    before = threading.active_count()
+    with pytest.raises(InvalidRequest) as caught:
+        Client.load(path, **{option: None})
+    assert caught.value.code == "request.unknown_option"
+    assert str(caught.value) == f"Client.load: options must be known, got {option!r}"
+    assert "compute_dtype" in caught.value.hint
+    assert threading.active_count() == before
 
 
 def test_client_other_allocator_limit_is_refused(

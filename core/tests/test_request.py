@@ -94,9 +94,37 @@ def test_integer_option_takes_its_range_and_nothing_else(option, low, high):
         refused(option, **{option: bad})
 
 
-@pytest.mark.parametrize("option", ["max_tokens", "min_tokens_to_keep", "repetition_context_size"])
-def test_integer_option_without_off_value_refuses_none(option):
-    refused(option, **{option: None})
+@pytest.mark.parametrize("option", OPTIONS)
+def test_none_means_the_default_of_every_option(option):
+    assert GenerateOptions.parse(**{option: None}) == GenerateOptions()
+
+
+@pytest.mark.parametrize("option", ["logprobs", "prompt_cache", "lookahead", "thinking"])
+def test_flag_takes_a_boolean_of_numpy(option):
+    for given in (True, False):
+        value = getattr(GenerateOptions.parse(**{option: np.bool_(given)}), option)
+        assert value is given
+    for bad in (1, 0, "true", np.int64(1), np.array([True])):
+        refused(option, **{option: bad})
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("temprature", "temperature"),
+        ("max_token", "max_tokens"),
+        ("temp", "temperature"),
+        ("max_length", None),
+        ("prompt", None),
+        ("device", None),
+    ],
+)
+def test_unknown_option_is_only_taken_for_a_similar_one(written, meant):
+    with pytest.raises(InvalidRequest) as caught:
+        GenerateOptions.parse(**{written: 1})
+    assert caught.value.code == "request.unknown_option"
+    expected = f"did you mean {meant!r}?" if meant else f"known: {', '.join(OPTIONS)}"
+    assert caught.value.hint == expected
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Only plain data crosses to the worker and back; every array stays on the worker 
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from engine_core.backend import clear_thread_state
@@ -13,6 +14,7 @@ from engine_core.client_asyncio import AsyncClientMethods
 from engine_core.generation import Request
 from engine_core.lease import Lease
 from engine_core.limits import LIMITS
+from engine_core.option_checks import unknown_option
 from engine_core.runtime_probe import probe_request
 from engine_core.session import Session
 from engine_core.streaming import ReplyStream
@@ -33,6 +35,13 @@ if TYPE_CHECKING:
 __all__ = ["Client"]
 
 ResultT = TypeVar("ResultT")
+
+# What a client passes on to its session; the rest of that signature is the client's own.
+_LOAD_OPTIONS = tuple(
+    name
+    for name in inspect.signature(Session.load).parameters
+    if name not in {"path", "on_load_progress", "is_cancelled"}
+)
 
 
 class Client(AsyncClientMethods):
@@ -68,6 +77,9 @@ class Client(AsyncClientMethods):
         Raises:
             EngineError: Whatever kept the checkpoint from loading; no thread is left behind.
         """
+        for name in options:
+            if name not in _LOAD_OPTIONS:
+                raise unknown_option("Client.load", name, _LOAD_OPTIONS, {})
         info: list[ClientInfo] = []
 
         def open_session(job: Job[None, Session]) -> Session:

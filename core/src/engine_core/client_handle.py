@@ -5,9 +5,11 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from engine_core.errors import ClientClosed
+from engine_core.errors import ClientClosed, InvalidRequest
 from engine_core.generation import Request, checked_token_ids
+from engine_core.lease import Lease
 from engine_core.streaming import wait_for_job
+from engine_core.values import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
     from engine_core.channel import Channel
     from engine_core.events import Event
-    from engine_core.lease import Lease
     from engine_core.request import GenerateReply
     from engine_core.session import Session
     from engine_core.worker import Job
@@ -30,12 +31,21 @@ ResultT = TypeVar("ResultT")
 class ClientHandle:
     """One handle on a worker; :class:`~engine_core.client.Client` adds what callers use."""
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: Lease | None = None) -> None:
         """Make a handle; use :meth:`load` or :meth:`clone`.
 
         Args:
             lease: The worker to share.
+
+        Raises:
+            InvalidRequest: Anything else was given, such as a path.
         """
+        if not isinstance(lease, Lease):
+            raise InvalidRequest(
+                f"client: must be made by Client.load(path), got {shown(lease)}",
+                code="request.client",
+                hint="use Client.load(path)",
+            )
         lease.acquire()
         self._lease = lease
         self._jobs: set[Job[Session, Any]] = set()

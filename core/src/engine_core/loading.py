@@ -81,6 +81,16 @@ class LoadOptions:
     on_progress: Callable[[int, int], bool | None] | None = None
     is_cancelled: Callable[[], bool] | None = None
 
+    def check_cancelled(self) -> None:
+        """End the load when somebody asked for that.
+
+        Raises:
+            Cancelled: The load was cancelled.
+            CallbackError: The callback raised or gave no truth value.
+        """
+        if self.is_cancelled is not None and call_back(self.is_cancelled, "is_cancelled"):
+            raise Cancelled("load: was cancelled")
+
     def report(self, done: int, total: int) -> None:
         """Pass progress on.
 
@@ -92,8 +102,7 @@ class LoadOptions:
             Cancelled: The caller does not want the model any more.
             CallbackError: A callback raised or gave no truth value.
         """
-        if self.is_cancelled is not None and call_back(self.is_cancelled, "is_cancelled"):
-            raise Cancelled("load: was cancelled")
+        self.check_cancelled()
         progress = self.on_progress
         if progress is not None and says_no(progress, "on_load_progress", done, total):
             raise Cancelled("load: was cancelled by on_load_progress")
@@ -172,7 +181,7 @@ def _load(
     started: float,
 ) -> Loaded:
     limits = options.limits
-    options.report(0, 0)
+    options.check_cancelled()
     plugins = options.plugins if options.plugins is not None else Plugins.load()
     with read_checkpoint(path, limits) as checkpoint:
         owner = find_owner(plugins, checkpoint.config, options.family)

@@ -5,8 +5,10 @@ Everything here is plain Python, so that a bad request fails before any array is
 
 from __future__ import annotations
 
+import difflib
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -27,7 +29,11 @@ __all__ = [
     "refuse",
     "stop_strings",
     "text",
+    "unknown_option",
 ]
+
+# Below this, the nearest name is another word, not the one that was meant.
+_LEAST_SIMILARITY = 0.8
 
 Check = Callable[[str, Any], Any]
 """``(option name, value) -> normalised value``; raises ``InvalidRequest``."""
@@ -48,6 +54,30 @@ def refuse(option: str, rule: str, got: str, hint: str = "") -> NoReturn:
     raise InvalidRequest(f"{option}: {rule}, got {got}", code=f"request.{option}", hint=hint)
 
 
+def unknown_option(
+    subject: str, name: object, known: Iterable[str], aliases: Mapping[str, str]
+) -> InvalidRequest:
+    """Describe an option that does not exist.
+
+    Args:
+        subject: Who was given it.
+        name: What was given.
+        known: Options that exist.
+        aliases: What other tools call one of them -> its name.
+
+    Returns:
+        The error to raise, code ``request.unknown_option``.
+    """
+    names, written = list(known), str(name)
+    similar = difflib.get_close_matches(written, names, 1, _LEAST_SIMILARITY)
+    nearest = aliases.get(written) or next(iter(similar), None)
+    return InvalidRequest(
+        f"{subject}: options must be known, got {shown(name)}",
+        code="request.unknown_option",
+        hint=f"did you mean {nearest!r}?" if nearest else f"known: {', '.join(names)}",
+    )
+
+
 def nullable(check: Check, default: Any = None) -> Check:
     """Let ``None`` stand for an option that was not given.
 
@@ -63,9 +93,11 @@ def nullable(check: Check, default: Any = None) -> Check:
 
 def boolean(option: str, value: object) -> bool:
     """Check a flag."""
-    if not isinstance(value, bool):
+    # Whoever has a value of NumPy's has imported it; numbers have no type for its booleans.
+    numpy: Any = sys.modules.get("numpy")
+    if not isinstance(value, bool if numpy is None else (bool, numpy.bool_)):
         refuse(option, "must be True or False", shown(value))
-    return value
+    return bool(value)
 
 
 def integer(low: int, high: int) -> Check:

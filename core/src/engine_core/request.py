@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
 from engine_core import option_checks as checks
-from engine_core.errors import InvalidRequest
 from engine_core.limits import LIMITS
 from engine_core.tool_parsing import parse_tools, read_tool_name
 from engine_core.tools.schema import OPTIONAL_ANNOTATIONS
@@ -78,44 +77,40 @@ def _cancel(option: str, value: object) -> CancelToken:
 
 _CHECKS: dict[str, checks.Check] = {
     "tools": lambda _, value: parse_tools(value),
-    "tool_choice": checks.nullable(_tool_choice, ToolChoice()),
-    "schema_annotations": checks.nullable(checks.members(OPTIONAL_ANNOTATIONS), ()),
-    "response_schema": checks.nullable(checks.json_object(LIMITS.tool_schema_bytes)),
+    "tool_choice": _tool_choice,
+    "schema_annotations": checks.members(OPTIONAL_ANNOTATIONS),
+    "response_schema": checks.json_object(LIMITS.tool_schema_bytes),
     "max_tokens": checks.integer(1, LIMITS.max_tokens),
     "temperature": checks.number(0.0, LIMITS.temperature),
     "top_p": checks.number(0.0, 1.0),
-    "top_k": checks.nullable(checks.integer(0, LIMITS.tensor_dimension), 0),
+    "top_k": checks.integer(0, LIMITS.tensor_dimension),
     "min_p": checks.number(0.0, 1.0),
     "min_tokens_to_keep": checks.integer(1, LIMITS.tensor_dimension),
     "xtc_probability": checks.number(0.0, 1.0),
     # Above one half at most one token can pass the threshold, so nothing could be excluded.
     "xtc_threshold": checks.number(0.0, 0.5),
-    "repetition_penalty": checks.nullable(
-        checks.number(0.0, LIMITS.repetition_penalty, above=True), 1.0
-    ),
+    "repetition_penalty": checks.number(0.0, LIMITS.repetition_penalty, above=True),
     "repetition_context_size": checks.integer(1, LIMITS.context_tokens),
-    "presence_penalty": checks.nullable(checks.number(-LIMITS.penalty, LIMITS.penalty), 0.0),
-    "frequency_penalty": checks.nullable(checks.number(-LIMITS.penalty, LIMITS.penalty), 0.0),
-    "logit_bias": lambda option, value: checks.logit_bias(option, {} if value is None else value),
-    "logits_processors": checks.nullable(checks.callbacks, ()),
-    "seed": checks.nullable(checks.integer(0, 2**64 - 1)),
-    "stop": checks.nullable(checks.stop_strings, ()),
+    "presence_penalty": checks.number(-LIMITS.penalty, LIMITS.penalty),
+    "frequency_penalty": checks.number(-LIMITS.penalty, LIMITS.penalty),
+    "logit_bias": checks.logit_bias,
+    "logits_processors": checks.callbacks,
+    "seed": checks.integer(0, 2**64 - 1),
+    "stop": checks.stop_strings,
     "logprobs": checks.boolean,
-    "top_logprobs": checks.nullable(checks.integer(0, LIMITS.top_logprobs), 0),
-    "thinking": checks.nullable(checks.boolean),
-    "reasoning_budget": checks.nullable(checks.integer(1, LIMITS.reasoning_budget)),
-    "template_options": lambda option, value: checks.json_object(LIMITS.tool_schema_bytes)(
-        option, {} if value is None else value
-    ),
-    "prefill": checks.nullable(checks.text(LIMITS.content_bytes_per_message)),
-    "speculative_tokens": checks.nullable(checks.integer(0, LIMITS.speculative_tokens), 0),
+    "top_logprobs": checks.integer(0, LIMITS.top_logprobs),
+    "thinking": checks.boolean,
+    "reasoning_budget": checks.integer(1, LIMITS.reasoning_budget),
+    "template_options": checks.json_object(LIMITS.tool_schema_bytes),
+    "prefill": checks.text(LIMITS.content_bytes_per_message),
+    "speculative_tokens": checks.integer(0, LIMITS.speculative_tokens),
     "prompt_cache": checks.boolean,
     "lookahead": checks.boolean,
-    "context_tokens": checks.nullable(checks.integer(1, LIMITS.context_tokens)),
-    "on_token": checks.nullable(checks.callback),
-    "on_progress": checks.nullable(checks.callback),
-    "cancel": checks.nullable(_cancel),
-    "deadline": checks.nullable(checks.number(0.0, LIMITS.deadline_seconds, above=True)),
+    "context_tokens": checks.integer(1, LIMITS.context_tokens),
+    "on_token": checks.callback,
+    "on_progress": checks.callback,
+    "cancel": _cancel,
+    "deadline": checks.number(0.0, LIMITS.deadline_seconds, above=True),
 }
 
 # What other tools call the same thing.
@@ -137,16 +132,23 @@ _RESERVED = ("add_generation_prompt", "bos_token", "eos_token", "messages", "too
 def _with_checks(_: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
     """Give every option its check as a converter; an option without a check cannot exist."""
 
-    def converter(name: str) -> Callable[[Any], Any]:
-        check = _CHECKS[name]
-        return lambda value: check(name, value)
+    def converter(field: attrs.Attribute[Any]) -> Callable[[Any], Any]:
+        check = _CHECKS[field.name]
 
-    return [field.evolve(converter=converter(field.name)) for field in fields]
+        def convert(value: Any) -> Any:
+            given = field.default if value is None else value
+            return None if given is None else check(field.name, given)
+
+        return convert
+
+    return [field.evolve(converter=converter(field)) for field in fields]
 
 
 @attrs.frozen(kw_only=True, field_transformer=_with_checks)
 class GenerateOptions:
     """Options of one request, each checked and normalised; greedy by default.
+
+    ``None`` means the default, for every option.
 
     Attributes:
         tools: Tools the model may call (records or OpenAI-style dicts).
@@ -205,7 +207,7 @@ class GenerateOptions:
     repetition_context_size: int = 20
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = attrs.field(factory=dict)
+    logit_bias: Mapping[int, float] = MappingProxyType({})
     logits_processors: tuple[Callable[[Sequence[int], mx.array], mx.array], ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
@@ -213,7 +215,7 @@ class GenerateOptions:
     top_logprobs: int = 0
     thinking: bool | None = None
     reasoning_budget: int | None = None
-    template_options: Mapping[str, Any] = attrs.field(factory=dict)
+    template_options: Mapping[str, Any] = MappingProxyType({})
     prefill: str | None = None
     speculative_tokens: int = 0
     prompt_cache: bool = True
@@ -240,7 +242,7 @@ class GenerateOptions:
         """
         for name in options:
             if name not in _CHECKS:
-                raise _unknown_option(name)
+                raise checks.unknown_option("request", name, _CHECKS, _ALIASES)
         return cls(**options)
 
     @property
@@ -271,15 +273,6 @@ class GenerateOptions:
         if self.thinking is not None and "enable_thinking" in self.template_options:
             hint = "pass thinking alone"
             checks.refuse("template_options", "thinking is given already", "enable_thinking", hint)
-
-
-def _unknown_option(name: str) -> InvalidRequest:
-    nearest = _ALIASES.get(name) or next(iter(difflib.get_close_matches(name, _CHECKS, 1)), None)
-    return InvalidRequest(
-        f"request: options must be known, got {shown(name)}",
-        code="request.unknown_option",
-        hint=f"did you mean {nearest!r}?" if nearest else f"known: {', '.join(_CHECKS)}",
-    )
 
 
 def _check_tool_choice(choice: ToolChoice, tools: Sequence[ToolDecl]) -> None:

@@ -57,13 +57,22 @@ class Session:
     :class:`engine_core.client.Client` for a handle without that restriction.
     """
 
-    def __init__(self, loaded: Loaded, limits: Limits) -> None:
+    def __init__(self, loaded: Loaded | None = None, limits: Limits = LIMITS) -> None:
         """Take over what was loaded; use :meth:`load`.
 
         Args:
             loaded: Loaded on this thread.
             limits: Bounds.
+
+        Raises:
+            InvalidRequest: Nothing loaded was given, such as a path.
         """
+        if loaded is None or isinstance(loaded, (str, bytes, PathLike)):
+            raise InvalidRequest(
+                f"session: must be made by Session.load(path), got {shown(loaded)}",
+                code="request.session",
+                hint="use Session.load(path)",
+            )
         self._owner = OwnerThread()
         self._loaded: Loaded | None = loaded
         self._info = loaded.info

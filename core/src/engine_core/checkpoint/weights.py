@@ -189,6 +189,7 @@ def materialise(
         report()
 
     with HashThreads(shards.shards) as threads:
+        report()
         for number, shard in enumerate(shards.shards):
             if stamp(shard.fd) != shard.header.stamp:
                 raise changed_error(shard.name)

@@ -160,7 +160,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     plugins = add("plugins", "plugins", "list family plugins and their state")
     plugins.add_argument("--no-plugin", action="append", default=[], metavar="NAME")
-    plugins.add_argument("--strict", action="store_true", help="exit 1 when one is not active")
+    plugins.add_argument(
+        "--strict", action="store_true", help="exit 1 when one is not active or two claim one name"
+    )
 
     bench = add("bench", "bench", "measure prefill and decode speed")
     _add_model(bench, positional=False)

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output: Where the list goes.
 
     Returns:
-        0, or 1 with ``--strict`` when a plugin is neither active nor blocked.
+        0, or 1 with ``--strict`` when a plugin is not active or in conflict with another.
     """
     reports = load_plugins(arguments).reports
     for row in reports:
@@ -39,5 +39,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         source = f"{row.distribution} {row.version}".strip()
         reason = f"  {row.reason}" if row.reason else ""
         output.line(f"{row.name:<12} {row.status:<13} {source}{reason}")
-    broken = [row for row in reports if row.status not in ("active", "blocked")]
-    return 1 if arguments.strict and broken else 0
+    # An active plugin has a reason only when another one claims a name of its own.
+    return (
+        1
+        if arguments.strict and any(row.status != "active" or row.reason for row in reports)
+        else 0
+    )
