@@ -36,11 +36,14 @@ __all__ = ["Client"]
 
 ResultT = TypeVar("ResultT")
 
-# What a client passes on to its session; the rest of that signature is the client's own.
-_LOAD_OPTIONS = tuple(
-    name
-    for name in inspect.signature(Session.load).parameters
-    if name not in {"path", "on_load_progress", "is_cancelled"}
+# Options of a load; how a session is told to stop loading is between it and its worker.
+_LOAD_OPTIONS = (
+    "queue_jobs",
+    *(
+        name
+        for name in inspect.signature(Session.load).parameters
+        if name not in {"path", "is_cancelled"}
+    ),
 )
 
 

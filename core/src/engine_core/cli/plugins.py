@@ -40,8 +40,5 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         reason = f"  {row.reason}" if row.reason else ""
         output.line(f"{row.name:<12} {row.status:<13} {source}{reason}")
     # An active plugin has a reason only when another one claims a name of its own.
-    return (
-        1
-        if arguments.strict and any(row.status != "active" or row.reason for row in reports)
-        else 0
-    )
+    sound = all(row.status == "active" and not row.reason for row in reports)
+    return 1 if arguments.strict and not sound else 0
