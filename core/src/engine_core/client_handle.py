@@ -5,9 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from engine_core.errors import ClientClosed, InvalidRequest
+from engine_core.errors import ClientClosed
 from engine_core.generation import Request, checked_token_ids
 from engine_core.lease import Lease
+from engine_core.option_checks import refuse
 from engine_core.streaming import wait_for_job
 from engine_core.values import shown
 
@@ -41,11 +42,7 @@ class ClientHandle:
             InvalidRequest: Anything else was given, such as a path.
         """
         if not isinstance(lease, Lease):
-            raise InvalidRequest(
-                f"client: must be made by Client.load(path), got {shown(lease)}",
-                code="request.client",
-                hint="use Client.load(path)",
-            )
+            refuse("client", "must be made by Client.load(path)", shown(lease))
         lease.acquire()
         self._lease = lease
         self._jobs: set[Job[Session, Any]] = set()

@@ -12,6 +12,7 @@ from engine_core.errors import AffinityError, ClientClosed, InvalidRequest
 from engine_core.generation import Control, Request, checked_token_ids
 from engine_core.info import PromptCacheInfo
 from engine_core.limits import LIMITS, Limits
+from engine_core.option_checks import refuse
 from engine_core.runtime_probe import probe_request
 from engine_core.values import shown
 
@@ -68,11 +69,7 @@ class Session:
             InvalidRequest: Nothing loaded was given, such as a path.
         """
         if loaded is None or isinstance(loaded, (str, bytes, PathLike)):
-            raise InvalidRequest(
-                f"session: must be made by Session.load(path), got {shown(loaded)}",
-                code="request.session",
-                hint="use Session.load(path)",
-            )
+            refuse("session", "must be made by Session.load(path)", shown(loaded))
         self._owner = OwnerThread()
         self._loaded: Loaded | None = loaded
         self._info = loaded.info

@@ -91,7 +91,11 @@ def resolve_hub(
     snapshot = folder / "snapshots" / commit
     if "/" in commit or not _is_directory(snapshot) or not _has_cache_layout(snapshot):
         _refuse_file(directory)
-        missing = f"revision {wanted!r} of it" if _is_directory(folder) else "such repository"
+        missing = (
+            f"revision {wanted!r} of that repository"
+            if _is_directory(folder)
+            else "such repository"
+        )
         raise CheckpointError(
             f"model {name!r}: must be a directory or a repository of the local cache, "
             f"got no such directory and no {missing} in {cache}",
