@@ -370,7 +370,7 @@ def test_auto_policy_follows_device_and_budget(tmp_path: Path, monkeypatch) -> N
         (False, needed, False),
         (True, None, True),
     ):
-        monkeypatch.setattr(load_module, "on_cpu", lambda cpu=cpu: cpu)
+        monkeypatch.setattr(load_module, "computes_on_cpu", lambda cpu=cpu: cpu)
         loaded = load(path, budget=budget)
         assert (not loaded.quantization.layers) == unpacked
         assert bool(loaded.notes) == (cpu is True)
@@ -384,9 +384,9 @@ def test_compute_dtype_is_float32_on_a_cpu_and_the_checkpoints_own_on_a_gpu(monk
         "norm": TensorInfo((100,), "F32"),
         "packed": TensorInfo((1000, 1000), "U32"),
     }
-    monkeypatch.setattr(load_module, "on_cpu", lambda: True)
+    monkeypatch.setattr(load_module, "computes_on_cpu", lambda: True)
     assert choose_compute_dtype("auto", infos) == mx.float32
-    monkeypatch.setattr(load_module, "on_cpu", lambda: False)
+    monkeypatch.setattr(load_module, "computes_on_cpu", lambda: False)
     assert choose_compute_dtype("auto", infos) == mx.bfloat16
     assert choose_compute_dtype("auto", {"w": TensorInfo((1,), "F64")}) == mx.float32
     assert choose_compute_dtype("float16", infos) == mx.float16

@@ -24,6 +24,7 @@ from engine_core.checkpoint.reader import Checkpoint, read_checkpoint
 from engine_core.checkpoint.weights import ARRAY_TYPES, Job, materialise
 from engine_core.errors import CheckpointError, EngineError, InvalidRequest, PluginError
 from engine_core.limits import LIMITS
+from engine_core.nn.activations import computes_on_cpu
 from engine_core.nn.linear import Linear, arrange_weight
 from engine_core.nn.quantized import dequantize, quantize_module
 from engine_core.quantization import QuantizationPlan, QuantizationSpec
@@ -68,15 +69,6 @@ class LoadedModel:
     notes: tuple[str, ...]
 
 
-def on_cpu() -> bool:
-    """Tell whether MLX computes on the CPU.
-
-    Returns:
-        Whether the default device is a CPU.
-    """
-    return mx.default_device().type == mx.DeviceType.cpu
-
-
 def choose_compute_dtype(choice: str, infos: Mapping[str, TensorInfo]) -> mx.Dtype:
     """Choose the dtype of activations.
 
@@ -105,7 +97,7 @@ def choose_compute_dtype(choice: str, infos: Mapping[str, TensorInfo]) -> mx.Dty
     for info in infos.values():
         if info.dtype in FLOATING:
             values[info.dtype] += math.prod(info.shape)
-    if on_cpu() or not values:
+    if computes_on_cpu() or not values:
         return mx.float32
     return ARRAY_TYPES[values.most_common(1)[0][0]][1]
 
@@ -262,7 +254,7 @@ def _apply_policy(
         return stored, ()
     needed = compute_dtype.size * sum(math.prod(shape) for shape in dense.values())
     if policy == "auto":
-        if not on_cpu():
+        if not computes_on_cpu():
             return stored, ()
         budget = _default_budget() if memory_budget is None else memory_budget
         if needed > budget:

@@ -16,7 +16,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Self, cast
 
 import attrs
-import mlx.core as mx
 
 from engine_core.backend import evaluate
 from engine_core.cache.base import cache_arrays, distinct_caches, keep_caches
@@ -32,9 +31,12 @@ from engine_core.decode.forward import (
 from engine_core.decode.prefill import run_prefill
 from engine_core.errors import BackendError, EngineError, InvalidRequest
 from engine_core.messages import FinishReason
+from engine_core.nn.activations import computes_on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+    import mlx.core as mx
 
     from engine_core.cache.base import LayerCache, Mark
     from engine_core.decode.choice import Choice
@@ -160,7 +162,7 @@ class Decoder:
         # Running work keeps its buffers alive. On a CPU a step queued behind it could not append in
         # place and would copy every cache (230 ms instead of 29 at 30,000 positions), so there only
         # the building of the next step overlaps with the running one.
-        self._waits_before_queueing = mx.default_device().type == mx.DeviceType.cpu
+        self._waits_before_queueing = computes_on_cpu()
         self._chooser = TokenChooser(
             options,
             prompt=prompt,

@@ -15,6 +15,7 @@ from engine_core.decode.forward import (
 )
 from engine_core.errors import ModelError
 from engine_core.limits import LIMITS
+from engine_core.nn.activations import computes_on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -113,7 +114,7 @@ def _feed(
     read: Callable[[mx.array], list[mx.array]],
 ) -> list[mx.array]:
     total = len(ids)
-    overlaps = mx.default_device() != mx.Device(mx.cpu)
+    overlaps = not computes_on_cpu()
     outputs: list[mx.array] = []
     running: mx.array | None = None
     chunks = hidden_chunks(model, caches, ids, start=start, ends=ends, checkpoint=checkpoint)

@@ -52,20 +52,21 @@ def normalize_heads(joined: mx.array) -> Arrays:
     Source: ``x / sqrt(sum(x ** 2) + 1e-6)``.
     """
     heads, size = joined.shape[-2] // 2, joined.shape[-1]
-    wide, scales = joined.astype(mx.float32), _head_scales(heads, size)
+    wide = joined.astype(mx.float32)
     if computes_on_cpu():
-        unit = normalize_sum(wide, NORM_EPS, scales)
+        unit = normalize_sum(wide, NORM_EPS, _head_scales(heads, size**-0.5, 1.0))
     else:
         # The fused norm divides the sum by the size, so its eps follows the size, and its result.
-        unit = mx.fast.rms_norm(wide, None, NORM_EPS / size) * (scales * size**-0.5)
+        scales = _head_scales(heads, 1.0 / size, size**-0.5)
+        unit = mx.fast.rms_norm(wide, None, NORM_EPS / size) * scales
     queries, keys = mx.split(unit, 2, axis=-2)
     return queries, keys
 
 
 @functools.cache
-def _head_scales(heads: int, size: int) -> mx.array:
-    """Scales ``[2 * heads, 1]`` of query and key heads of unit length."""
-    scales = mx.array([[size**-0.5]] * heads + [[1.0]] * heads)
+def _head_scales(heads: int, query: float, key: float) -> mx.array:
+    """Scales ``[2 * heads, 1]`` of normalised query and key heads."""
+    scales = mx.array([[query]] * heads + [[key]] * heads)
     evaluate(scales)
     return scales
 
