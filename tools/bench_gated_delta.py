@@ -130,7 +130,7 @@ def compare(*, pairs: int, rows: int, blas: str) -> None:
     backend.tune_blas()
     from mlx_lm.models.gated_delta import gated_delta_ops
 
-    from engine_core.nn.gated_delta import chunked_delta_rule
+    from engine_core.nn.gated_delta_chunks import chunked_delta_rule
 
     print(f"\ngated delta rule, {rows} rows, BLAS: {backend.backend_report().blas}", flush=True)
     for size in HEAD_SIZES:

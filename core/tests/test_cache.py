@@ -40,8 +40,9 @@ def feed(cache, *numbers):
     return keys.reshape(-1).tolist()
 
 
-def add(slots, inputs, count):
-    return (slots[0] + inputs[0][:, :count].sum(axis=1),)
+def add(slots, inputs, _, ends):
+    sums = slots[0][:, None] + mx.cumsum(inputs[0], axis=1)
+    return sums, [(sums[:, end - 1],) for end in ends]
 
 
 def recurrent():
@@ -50,8 +51,15 @@ def recurrent():
 
 def advance(cache, *numbers):
     fed = mx.array(numbers, mx.float32).reshape(1, -1, 1)
-    cache.advance(add(cache.slots, (fed,), len(numbers)), len(numbers), (fed,), add)
+    out = cache.run(add, (fed,))
+    assert out.shape == fed.shape
+    assert out[0, -1, 0].item() == cache.slots[0].item()
     return cache.slots[0].item()
+
+
+def last_rows_of(chunk):
+    slot = chunk[:, -3:]
+    return lambda _slots, inputs, _lengths, _ends: (inputs[0], [(slot,)])
 
 
 # --- memory ---------------------------------------------------------------------------------
@@ -213,7 +221,7 @@ def test_recurrent_advance_with_long_chunk_does_not_pin_it():
     cache = RecurrentCache(shapes=[(1, 3, 1024)], dtypes=[mx.float32])
     start = active_memory()
     chunk = mx.ones((1, 512, 1024))
-    cache.advance((chunk[:, -3:],), 512, (chunk,), add)
+    cache.run(last_rows_of(chunk), (chunk,))
     mx.eval(cache.arrays())
     del chunk
     assert holds_at_most(16 * 1024 * 4, start)
@@ -223,7 +231,7 @@ def test_recurrent_detach_frees_the_parent_of_a_slot():
     cache = RecurrentCache(shapes=[(1, 3, 1024)], dtypes=[mx.float32])
     start = active_memory()
     chunk = mx.ones((1, 100, 1024))
-    cache.advance((chunk[:, -3:],), 1, (chunk[:, -1:],), add)
+    cache.run(last_rows_of(chunk), (chunk[:, -1:],))
     mx.eval(cache.arrays())
     del chunk
     assert active_memory() - start > 99 * 4096
@@ -402,10 +410,9 @@ def test_keep_after_trim_or_detach_is_refused(any_cache):
     mark = cache.mark()
     cache.trim_to(1)
     assert refusal(cache, mark, 0) == "cache.mark_invalid"
-    if not (isinstance(cache, KvCache) and cache.window is None):
-        mark = cache.mark()
-        cache.detach()
-        assert refusal(cache, mark, 0) == "cache.mark_invalid"
+    mark = cache.mark()
+    cache.detach()
+    assert refusal(cache, mark, 0) == "cache.mark_invalid"
 
 
 @pytest.mark.parametrize("count", [-1, 17, 3, True, 1.0])
@@ -452,13 +459,14 @@ def test_recurrent_records_at_most_sixteen_rows():
 
 
 def test_recurrent_replay_that_fails_changes_nothing():
-    def broken(slots, inputs, count):
-        raise ArithmeticError
+    def broken(slots, inputs, lengths, ends):
+        if inputs[0].shape[1] == 1:
+            raise ArithmeticError
+        return add(slots, inputs, lengths, ends)
 
     cache = recurrent()
     mark = cache.mark()
-    fed = mx.ones((1, 2, 1))
-    cache.advance((mx.full((1, 1), 2.0),), 2, (fed,), broken)
+    cache.run(broken, (mx.ones((1, 2, 1)),))
     with pytest.raises(ArithmeticError):
         cache.keep(mark, 1)
     assert (cache.offset, cache.slots[0].item()) == (2, 2)
@@ -490,21 +498,95 @@ def test_append_undeclared_rows_are_refused(keys, values):
 
 
 @pytest.mark.parametrize(
-    ("slots", "count", "inputs"),
+    ("slots", "inputs"),
     [
-        ((), 1, ()),
-        ((mx.zeros((1, 2)),), 1, ()),
-        ((mx.zeros((1, 1), mx.float16),), 1, ()),
-        ((mx.zeros((1, 1)),), 0, ()),
-        ((mx.zeros((1, 1)),), 2, (mx.zeros((1, 3, 1)),)),
-        ((mx.zeros((1, 1)),), 1, (mx.zeros((1,)),)),
+        ((), (mx.zeros((1, 1, 1)),)),
+        ((mx.zeros((1, 2)),), (mx.zeros((1, 1, 1)),)),
+        ((mx.zeros((1, 1), mx.float16),), (mx.zeros((1, 1, 1)),)),
+        ((mx.zeros((1, 1)),), ()),
+        ((mx.zeros((1, 1)),), (mx.zeros((1, 0, 1)),)),
+        ((mx.zeros((1, 1)),), (mx.zeros((1, 2, 1)), mx.zeros((1, 3, 1)))),
+        ((mx.zeros((1, 1)),), (mx.zeros((1,)),)),
     ],
 )
-def test_advance_undeclared_state_is_refused(slots, count, inputs):
+def test_run_undeclared_state_is_refused(slots, inputs):
     cache = recurrent()
     with pytest.raises(CacheError):
-        cache.advance(slots, count, inputs, add)
+        cache.run(lambda *_: (mx.zeros((1, 1, 1)), [slots]), inputs)
     assert cache.is_pristine
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_run_with_another_number_of_states_is_refused(count):
+    cache = recurrent()
+    cache.plan_fork(2, 2)
+    with pytest.raises(CacheError, match="one state an end"):
+        cache.run(
+            lambda *_: (mx.zeros((1, 4, 1)), [(mx.zeros((1, 1)),)] * count), (mx.ones((1, 4, 1)),)
+        )
+    assert cache.is_pristine
+
+
+# --- planned forks --------------------------------------------------------------------------
+
+
+def test_planned_fork_holds_the_state_inside_a_call():
+    cache = recurrent()
+    advance(cache, 1)
+    assert all(cache.plan_fork(length, 100) for length in (1, 3, 4, 6))
+    advance(cache, 2, 4, 8, 16)
+    advance(cache, 32)
+    held = {length: cache.fork_at(length) for length in (1, 3, 4, 6)}
+    assert {at: fork.slots[0].item() for at, fork in held.items()} == {1: 1, 3: 7, 4: 15, 6: 63}
+    assert all(fork.offset == at for at, fork in held.items())
+    assert advance(held[3], 64) == 71
+    assert advance(cache, 64) == 127
+    with pytest.raises(CacheError, match="trim_to must name a position whose state"):
+        cache.fork_at(3)
+
+
+def test_planned_state_costs_memory_only_until_it_is_taken():
+    cache = recurrent()
+    cache.plan_fork(2, 1)
+    advance(cache, 1, 2, 4)
+    assert (cache.nbytes(), cache.state_nbytes()) == (8, 4)
+    cache.fork_at(2)
+    assert cache.nbytes() == 4
+
+
+def test_planned_fork_survives_rows_taken_back():
+    cache = recurrent()
+    cache.plan_fork(2, 1)
+    mark = cache.mark()
+    advance(cache, 1, 2, 4)
+    cache.keep(mark, 1)
+    advance(cache, 8, 16)
+    assert cache.fork_at(2).slots[0].item() == 9
+
+
+def test_rows_taken_back_count_the_valid_rows_of_each_sequence():
+    def total(slots, inputs, lengths, ends):
+        valid = mx.arange(inputs[0].shape[1])[None, :, None] < lengths[:, None, None]
+        return add(slots, (mx.where(valid, inputs[0], 0),), None, ends)
+
+    cache = RecurrentCache(shapes=[(3, 1)], dtypes=[mx.float32])
+    mark = cache.mark()
+    cache.plan_fork(2, 2)
+    cache.run(total, (mx.ones((3, 4, 1)),), mx.array([1, 3, 4]))
+    assert cache.slots[0].reshape(-1).tolist() == [1, 3, 4]
+    assert cache.fork_at(2).slots[0].reshape(-1).tolist() == [1, 2, 2]
+    cache.keep(mark, 3)
+    assert cache.slots[0].reshape(-1).tolist() == [1, 3, 3]
+
+
+def test_attention_plans_what_it_can_take_back():
+    assert kv().plan_fork(10, 10_000)
+    assert kv(window=4).plan_fork(10, 16)
+    assert not kv(window=4).plan_fork(10, 17)
+    cache = kv(window=4)
+    feed(cache, *range(40))
+    fork = cache.fork_at(24)
+    assert feed(fork, 100) == [21, 22, 23, 100]
 
 
 # --- lists of caches ------------------------------------------------------------------------

@@ -16,14 +16,14 @@ KINDS = ["full", 1, 4, 8, "recurrent"]
 KEEP_ROWS = 16
 
 
-def replay(slots, inputs, rows):
+def recur(slots, inputs, _, ends):
     """Polynomial hash of everything fed: any lost, doubled or foreign row changes it."""
-    (state,) = slots
-    (fed,) = inputs
-    assert fed.shape[1] == rows
-    for row in range(rows):
+    (state,), (fed,) = slots, inputs
+    states = []
+    for row in range(fed.shape[1]):
         state = state * 31 + fed[:, row]
-    return (state,)
+        states.append(state)
+    return mx.stack(states, axis=1), [(states[end - 1],) for end in ends]
 
 
 class View:
@@ -35,6 +35,7 @@ class View:
         self.marks = []  # (mark, length at the mark), oldest first, valid ones only
         self.undone = []
         self.furthest_start = 0
+        self.planned = {}  # length -> rows after which it can be forked
         if cache is not None:
             self.cache = cache
         elif kind == "recurrent":
@@ -54,10 +55,7 @@ class View:
         self.rows += fresh
         self.furthest_start = max(self.furthest_start, before)
         if self.kind == "recurrent":
-            fed = mx.array(fresh, mx.uint32).reshape(1, -1, 1)
-            self.cache.advance(
-                replay(self.cache.slots, (fed,), len(fresh)), len(fresh), (fed,), replay
-            )
+            self.cache.run(recur, (mx.array(fresh, mx.uint32).reshape(1, -1, 1),))
             self.check_state()
             return
         numbers = np.array(fresh, np.float32)
@@ -110,6 +108,31 @@ class View:
     def fork(self):
         return View(self.kind, self.cache.fork(), self.rows)
 
+    def plan(self, ahead, after):
+        length = len(self.rows) + ahead
+        possible = self.cache.plan_fork(length, after)
+        assert possible or (self.kind not in ("full", "recurrent") and after > KEEP_ROWS)
+        if possible:
+            self.planned[length] = after
+
+    def take(self, index):
+        """Fork at a planned length, once it was passed; refused only when that was not promised."""
+        if not self.planned:
+            return None
+        length = sorted(self.planned)[index % len(self.planned)]
+        if length > len(self.rows):
+            return None
+        after = self.planned.pop(length)
+        promised = self.kind == "recurrent" or len(self.rows) - length <= after
+        if not promised and not self.cache.can_trim_to(length):
+            with pytest.raises(CacheError):
+                self.cache.fork_at(length)
+            return None
+        view = View(self.kind, self.cache.fork_at(length), self.rows[:length])
+        view.check_state()
+        self.check_state()
+        return view
+
     def trim(self, back):
         length = max(len(self.rows) - back, 0)
         if not self.cache.can_trim_to(length):
@@ -126,9 +149,9 @@ class View:
 
     def detach(self):
         self.cache.detach()
-        if self.kind != "full":
-            self.undone += self.marks
-            self.marks = []
+        self.planned = {}
+        self.undone += self.marks
+        self.marks = []
 
 
 OPERATIONS = st.one_of(
@@ -138,6 +161,8 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("mark"), st.integers(0, 3), st.just(0)),
     st.tuples(st.just("keep"), st.integers(0, 3), st.integers(0, 20 * 17)),
     st.tuples(st.just("fork"), st.integers(0, 3), st.just(0)),
+    st.tuples(st.just("plan"), st.integers(0, 3), st.integers(0, 20 * 40)),
+    st.tuples(st.just("take"), st.integers(0, 3), st.integers(0, 5)),
     st.tuples(st.just("drop"), st.integers(0, 3), st.just(0)),
     st.tuples(st.just("trim"), st.integers(0, 3), st.integers(0, 20)),
     st.tuples(st.just("detach"), st.integers(0, 3), st.just(0)),
@@ -147,13 +172,13 @@ OPERATIONS = st.one_of(
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(
-    max_examples=60,
+    max_examples=80,
     deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-@given(operations=st.lists(OPERATIONS, min_size=5, max_size=40))
+@given(operations=st.lists(OPERATIONS, min_size=5, max_size=50))
 def test_cache_random_history_never_shows_a_foreign_row(kind, operations):
     views = [View(kind)]
     count = 0
@@ -168,6 +193,10 @@ def test_cache_random_history_never_shows_a_foreign_row(kind, operations):
             view.keep(number // 17, number % 17)
         elif name == "fork" and len(views) < 4:
             views.append(view.fork())
+        elif name == "plan":
+            view.plan(number // 40, number % 40)
+        elif name == "take" and len(views) < 4 and (taken := view.take(number)) is not None:
+            views.append(taken)
         elif name == "drop" and len(views) > 1:
             views.remove(view)
             del view

@@ -67,11 +67,13 @@ def array(values):
     return mx.array(values, dtype=mx.float32)
 
 
-def recur(slots, inputs, rows):
+def recur(slots, inputs, _, ends):
     (state,), (x,) = slots, inputs
-    for row in range(rows):
+    states = []
+    for row in range(x.shape[1]):
         state = mx.tanh(state @ array(MIX) + x[:, row])
-    return (state,)
+        states.append(state)
+    return mx.stack(states, axis=1), [(states[end - 1],) for end in ends]
 
 
 class HybridModel:
@@ -101,11 +103,7 @@ class HybridModel:
         x = self.embed(step.ids) + 0.1 * mx.sin(offsets)[None, :, None]
         x = x + self.attend(x @ array(FULL_Q), x, full)
         x = x + self.attend(x @ array(SLIDE_Q), x, sliding)
-        states = [recurrent.slots]
-        for row in range(rows):
-            states.append(recur(states[-1], (x[:, row : row + 1],), 1))
-        recurrent.advance(states[-1], rows, (x,), recur)
-        return StepOutput(hidden=mx.stack([state for (state,) in states[1:]], axis=1))
+        return StepOutput(hidden=recurrent.run(recur, (x,)))
 
     def head(self, hidden):
         self.head_rows += hidden.shape[1]

@@ -52,13 +52,15 @@ class MeanModel:
         means = (weights @ values[:, 0]) + 0.01 * (
             step.positions + mx.arange(rows)[None, :, None].astype(mx.float32)
         )
-        state = recurrent.slots[0]
+        return StepOutput(hidden=recurrent.run(self.recur, (means,)))
+
+    def recur(self, slots, inputs, _, ends):
+        (state,), (means,) = slots, inputs
         states = []
-        for row in range(rows):
+        for row in range(means.shape[1]):
             state = mx.tanh(state @ mx.array(MIX, dtype=mx.float32) + means[:, row])
             states.append(state)
-        recurrent.advance((state,), rows, (means,), lambda *_: ())
-        return StepOutput(hidden=mx.stack(states, axis=1))
+        return mx.stack(states, axis=1), [(states[end - 1],) for end in ends]
 
     def head(self, hidden):
         self.head_rows.append(hidden.shape[1])

@@ -12,13 +12,8 @@ from engine_core.kernels import KernelRegistry
 from engine_core.nn import gated_delta
 from engine_core.nn.activations import computes_on_cpu
 from engine_core.nn.conv import CausalConv, conv_history
-from engine_core.nn.gated_delta import (
-    CHUNK_ROWS,
-    GatedDeltaRule,
-    chunked_delta_rule,
-    delta_rule_step,
-    normalize_heads,
-)
+from engine_core.nn.gated_delta import GatedDeltaRule, delta_rule_step, normalize_heads
+from engine_core.nn.gated_delta_chunks import CHUNK_ROWS, chunked_delta_rule
 
 Arrays = dict[str, np.ndarray]
 # A GPU rounds the operands of its products to 10 bits.
@@ -73,7 +68,7 @@ def prepared(inputs: Arrays) -> list[mx.array]:
     return [queries, keys, *(arrays[name] for name in names)]
 
 
-def check(got: tuple[mx.array, mx.array], want: tuple[np.ndarray, np.ndarray]) -> None:
+def check(got: tuple[mx.array, ...], want: tuple[np.ndarray, ...]) -> None:
     for mine, theirs in zip(got, want, strict=True):
         assert mine.dtype == mx.float32
         assert mine.shape == theirs.shape
@@ -90,6 +85,39 @@ def test_chunks_equal_rows(length: int) -> None:
 def test_chunk_size_changes_nothing(chunk: int) -> None:
     inputs = draw(100)
     check(chunked_delta_rule(*prepared(inputs), chunk=chunk), reference(inputs))
+
+
+ENDS = pytest.mark.parametrize(
+    "ends", [(20,), (1, 20), (6, 20), (7, 20), (14, 20), (19, 20), (3, 4, 12, 19, 20)]
+)
+
+
+def states_after(inputs: Arrays, ends: tuple[int, ...]) -> list[np.ndarray]:
+    """What the reference gives when it is fed only the first rows."""
+    return [
+        reference({n: x if n == "state" else x[:, :end] for n, x in inputs.items()})[1]
+        for end in ends
+    ]
+
+
+@ENDS
+@pytest.mark.parametrize("chunk", [4, CHUNK_ROWS, 32])
+def test_states_between_rows_are_those_of_the_first_rows(ends: tuple[int, ...], chunk: int) -> None:
+    inputs = draw(20, batch=2)
+    got = chunked_delta_rule(*prepared(inputs), ends=ends, chunk=chunk)
+    check(got, (reference(inputs)[0], *states_after(inputs, ends)))
+
+
+@ENDS
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_kernel_and_plain_operations_give_states_between_rows(
+    monkeypatch: pytest.MonkeyPatch, ends: tuple[int, ...], *, is_cpu: bool
+) -> None:
+    inputs = draw(20)
+    rule = GatedDeltaRule(KernelRegistry(), key_heads=2, value_heads=6, key_dim=16, value_dim=24)
+    arguments = prepared(inputs)
+    monkeypatch.setattr(gated_delta, "computes_on_cpu", lambda: is_cpu)
+    check(rule(*arguments, ends), (reference(inputs)[0], *states_after(inputs, ends)))
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -228,7 +256,7 @@ def fused_with(fault: str) -> Any:
 def coarse(*arguments: mx.array) -> tuple[mx.array, mx.array]:
     """The plain form on a device whose products keep 10 bits."""
     rounded = [mx.view(mx.view(x, mx.uint32) & 0xFFFFE000, mx.float32) for x in arguments]
-    return gated_delta.chunked_delta_rule(*rounded)
+    return chunked_delta_rule(*rounded)
 
 
 @pytest.mark.usefixtures("no_cuda")
@@ -326,7 +354,11 @@ def test_convolution_sees_itself_and_the_rows_before(length: int, kernel: int) -
 
 def test_history_is_the_last_rows_or_those_before_the_padding() -> None:
     rows = mx.arange(2 * 8 * 3).reshape(2, 8, 3)
-    assert mx.array_equal(conv_history(rows, 3), rows[:, 5:])
-    ragged = conv_history(rows, 3, mx.array([5, 2]))
+    assert mx.array_equal(conv_history(rows, 3, 5), rows[:, 5:])
+    ragged = conv_history(rows, 3, 5, mx.array([5, 2]))
     assert mx.array_equal(ragged[0], rows[0, 5:])
     assert mx.array_equal(ragged[1], rows[1, 2:5])
+    assert mx.array_equal(conv_history(rows, 3, 2), rows[:, 2:5])
+    inside = conv_history(rows, 3, 3, mx.array([5, 2]))
+    assert mx.array_equal(inside[0], rows[0, 3:6])
+    assert mx.array_equal(inside[1], rows[1, 2:5])

@@ -70,7 +70,7 @@ def filled(length: int, dtype: Any = mx.float32) -> list[Any]:
     sliding.append(draw(1, 1, length, 4), draw(1, 1, length, 4))
     fed = draw(1, length, 1)
     slots = (draw(1, 3, 4), mx.random.normal((1, 5), key=key))
-    recurrent.advance(slots, length, (fed,), lambda slots, *_: slots)
+    recurrent.run(lambda *_: (fed, [slots]), (fed,))
     return caches
 
 

@@ -134,6 +134,29 @@ def test_second_turn_feeds_only_what_is_new(any_session: Session) -> None:
     assert second.token_ids == cold(any_session, messages, max_tokens=6)
 
 
+def test_follow_up_turn_is_one_forward(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state before the opened reply is stored on the way, not by stopping there."""
+    fed: list[tuple[int, int]] = []
+    forward = LayeredModel.forward
+
+    def watched(self: Any, step: Any, caches: Any) -> Any:
+        fed.append((step.positions, step.ids.shape[1]))
+        return forward(self, step, caches)
+
+    messages = [SYSTEM, user("hello")]
+    session.generate(messages, max_tokens=3)
+    monkeypatch.setattr(LayeredModel, "forward", watched)
+    for turn in range(3):
+        messages += [assistant("name the user"), user(f"think {turn}")]
+        fed.clear()
+        reply = session.generate(messages, max_tokens=1)
+        usage = reply.usage
+        assert fed == [(usage.cached_tokens, usage.prompt_tokens - usage.cached_tokens)]
+        again = session.generate(messages, max_tokens=1)
+        assert again.usage.cached_tokens == usage.prompt_tokens - opened(session)
+        assert again.token_ids == cold(session, messages, max_tokens=1)
+
+
 def test_system_block_serves_other_conversations(any_session: Session) -> None:
     first = any_session.generate([SYSTEM, user("hello")], max_tokens=3)
     other = [SYSTEM, user("the tool")]
@@ -469,13 +492,14 @@ def test_failed_pool_insert_does_not_fail_the_reply(
 def test_family_that_leaves_a_cache_unused_is_served_without_reuse(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = RecurrentCache.advance
+    original = RecurrentCache.run
 
-    def forget(self: Any, slots: Any, rows: int, inputs: Any, replay: Any) -> None:
-        original(self, slots, rows, inputs, replay)
+    def forget(self: Any, recurrence: Any, inputs: Any) -> Any:
+        out = original(self, recurrence, inputs)
         self.reset()
+        return out
 
-    monkeypatch.setattr(RecurrentCache, "advance", forget)
+    monkeypatch.setattr(RecurrentCache, "run", forget)
     for _ in range(2):
         reply = session.generate([SYSTEM, user("hello")], max_tokens=3)
         assert reply.usage.cached_tokens == 0

@@ -6,16 +6,17 @@ go of here, and the pool holds nothing whose state is in doubt.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import attrs
 
 from engine_core.backend import evaluate
-from engine_core.cache.base import cache_arrays, distinct_caches, fork_caches, reset_caches
+from engine_core.cache.base import cache_arrays, fork_caches, plan_fork, reset_caches
 from engine_core.cache.pool_entry import EntryKind
 from engine_core.decode.prefill import feed_prompt, run_prefill
-from engine_core.errors import BackendError, Cancelled, EngineError
+from engine_core.errors import BackendError, CacheError, Cancelled, EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -120,7 +121,9 @@ class PromptStart:
         ids = self._prompt.ids
         wanted = {} if self._pool is None else self._boundaries()
         at = self.cached
-        for stop in sorted(length for length in wanted if self._must_stop(length)):
+        for stop in sorted(wanted):
+            if plan_fork(self.caches, stop, len(ids) - stop):
+                continue
             feed_prompt(
                 self._loaded.model,
                 self.caches,
@@ -131,7 +134,7 @@ class PromptStart:
                 on_chunk=partial(_report, on_fed, at),
             )
             at = stop
-            self._snapshots.append(_Snapshot(stop, wanted.pop(stop), fork_caches(self.caches)))
+            self._hold_back(stop, wanted.pop(stop))
         logits = run_prefill(
             self._loaded.model,
             self.caches,
@@ -142,11 +145,7 @@ class PromptStart:
             on_chunk=partial(_report, on_fed, at),
         )
         for length, kind in wanted.items():
-            forks = fork_caches(self.caches)
-            for cache in distinct_caches(forks):
-                if cache.can_trim_to(length):
-                    cache.trim_to(length)
-            self._snapshots.append(_Snapshot(length, kind, forks))
+            self._hold_back(length, kind)
         while self._snapshots:
             self._publish(self._snapshots.pop(0))
         return logits
@@ -175,7 +174,7 @@ class PromptStart:
         """Say after which parts of the prompt its state is worth keeping."""
         key, outline = self._prompt.key, self._prompt.outline
         whole = len(key.ids)
-        if not self._must_stop(0):
+        if self._can_rewind():
             # The whole prompt serves whatever begins like it, its opening block for instance.
             wanted = {whole: EntryKind.BOUNDARY}
         elif outline is None:
@@ -191,11 +190,15 @@ class PromptStart:
             if self.cached < length == key.floor(length)
         }
 
-    def _must_stop(self, length: int) -> bool:
-        """Whether the state at a length cannot be had by rewinding from the end of the prompt."""
-        back = len(self._prompt.ids) - length
+    def _can_rewind(self) -> bool:
+        """Whether the state after the prompt can be rewound to any part of it."""
         spare = [cache.spare_rows for cache in self.caches]
-        return any(rows is not None and rows < back for rows in spare)
+        return all(rows is None or rows >= len(self._prompt.ids) for rows in spare)
+
+    def _hold_back(self, length: int, kind: EntryKind) -> None:
+        """Take the state after a part of the prompt; a family may leave a cache without one."""
+        with suppress(CacheError):
+            self._snapshots.append(_Snapshot(length, kind, fork_caches(self.caches, length)))
 
     def _publish(self, snapshot: _Snapshot) -> None:
         if self._pool is not None:

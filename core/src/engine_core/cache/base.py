@@ -28,6 +28,7 @@ __all__ = [
     "fork_caches",
     "keep_caches",
     "mark_caches",
+    "plan_fork",
     "reset_caches",
 ]
 
@@ -112,6 +113,32 @@ class LayerCache(ABC):
 
         Marks stay with the original.
         """
+
+    def plan_fork(self, length: int, after: int) -> bool:
+        """Announce that the state at a position to come will be wanted; see :meth:`fork_at`.
+
+        Args:
+            length: Absolute position, not before the present one (tokens).
+            after: Rows that will be fed beyond it before the fork.
+
+        Returns:
+            Whether the fork will succeed. If not, fork when exactly ``length`` tokens are fed.
+        """
+        del length
+        return self.spare_rows is None or after <= self.spare_rows
+
+    def fork_at(self, length: int) -> LayerCache:
+        """Make an independent view of the state after the first ``length`` tokens.
+
+        Args:
+            length: A planned position, or one that ``trim_to`` accepts.
+
+        Raises:
+            CacheError: The state at that position is not held.
+        """
+        twin = self.fork()
+        twin.trim_to(length)
+        return twin
 
     @abstractmethod
     def reset(self) -> None:
@@ -312,10 +339,38 @@ def cache_nbytes(caches: Iterable[LayerCache]) -> int:
     return sum(total.values())
 
 
-def fork_caches(caches: Sequence[LayerCache]) -> list[LayerCache]:
-    """Fork every layer; layers that shared one cache share its fork."""
-    forks = {id(cache): cache.fork() for cache in distinct_caches(caches)}
+def fork_caches(caches: Sequence[LayerCache], length: int | None = None) -> list[LayerCache]:
+    """Fork every layer; layers that shared one cache share its fork.
+
+    Args:
+        caches: One entry a layer.
+        length: Tokens the forks hold, as :meth:`LayerCache.fork_at` takes them; ``None`` for all.
+
+    Returns:
+        One fork a layer.
+
+    Raises:
+        CacheError: A layer does not hold its state at that length.
+    """
+    forks = {
+        id(cache): cache.fork() if length is None else cache.fork_at(length)
+        for cache in distinct_caches(caches)
+    }
     return [forks[id(cache)] for cache in caches]
+
+
+def plan_fork(caches: Sequence[LayerCache], length: int, after: int) -> bool:
+    """Plan a fork of every layer; see :meth:`LayerCache.plan_fork`.
+
+    Args:
+        caches: One entry a layer.
+        length: Absolute position (tokens).
+        after: Rows that will be fed beyond it before the fork.
+
+    Returns:
+        Whether ``fork_caches`` will succeed for that length.
+    """
+    return all(cache.plan_fork(length, after) for cache in distinct_caches(caches))
 
 
 def detach_caches(caches: Iterable[LayerCache]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import itertools
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import mlx.core as mx
@@ -15,11 +15,35 @@ from engine_core.errors import CacheError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["RecurrentCache", "Replay"]
+__all__ = ["Recurrence", "RecurrentCache"]
 
 Arrays = tuple[mx.array, ...]
-Replay = Callable[[Arrays, Arrays, int], Arrays]
-"""``replay(slots, inputs, rows) -> slots``: the state after ``rows`` rows of ``inputs``."""
+
+
+class Recurrence(Protocol):
+    """The recurrence of one layer; what it refers to besides its arguments never changes."""
+
+    def __call__(
+        self,
+        slots: Arrays,
+        inputs: Arrays,
+        lengths: mx.array | None,
+        ends: tuple[int, ...],
+        /,
+    ) -> tuple[mx.array, Sequence[Arrays]]:
+        """Run over the rows of some inputs.
+
+        Args:
+            slots: State before the rows.
+            inputs: What it consumes, rows on axis 1 (``[B, L, ...]``).
+            lengths: Valid rows of each sequence ``[B]``; the rest leave no trace in the state.
+                ``None`` when all are.
+            ends: Ascending row counts, the last of them L.
+
+        Returns:
+            Output ``[B, L, ...]``, and the state after the first rows, for each of ``ends``.
+        """
+        ...
 
 
 @attrs.frozen(eq=False)
@@ -28,21 +52,32 @@ class _Segment:
 
     Attributes:
         start: Absolute position of the first row.
-        rows: Recorded rows.
+        count: Recorded rows.
         inputs: Arrays with rows on axis 1.
-        replay: The layer's own recurrence.
+        lengths: Valid rows of each sequence, ``None`` when all are.
+        recurrence: The layer's own.
     """
 
     start: int
-    rows: int
+    count: int
     inputs: Arrays
-    replay: Replay
+    lengths: mx.array | None
+    recurrence: Recurrence
 
-    def first(self, rows: int) -> _Segment:
-        """Cut to the first ``rows`` rows."""
-        if rows == self.rows:
+    def until(self, stop: int) -> _Segment:
+        """Cut to what lies before an absolute position."""
+        count = stop - self.start
+        if count >= self.count:
             return self
-        return attrs.evolve(self, rows=rows, inputs=_first_rows(self.inputs, rows))
+        # Copied, so that a long chunk is not pinned.
+        inputs = tuple(mx.contiguous(array[:, :count]) for array in self.inputs)
+        lengths = None if self.lengths is None else mx.minimum(self.lengths, count)
+        return attrs.evolve(self, count=count, inputs=inputs, lengths=lengths)
+
+    def replay(self, slots: Arrays) -> Arrays:
+        """Give the state after the rows."""
+        _, (after,) = self.recurrence(slots, self.inputs, self.lengths, (self.count,))
+        return after
 
 
 class RecurrentCache(LayerCache):
@@ -53,7 +88,7 @@ class RecurrentCache(LayerCache):
     rows after it.
     """
 
-    __slots__ = ("_dtypes", "_shapes", "_tape", "slots")
+    __slots__ = ("_dtypes", "_planned", "_shapes", "_tape", "slots")
 
     def __init__(self, *, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[mx.Dtype]) -> None:
         """Start from zeros.
@@ -66,33 +101,49 @@ class RecurrentCache(LayerCache):
         self._shapes = tuple(tuple(shape) for shape in shapes)
         self._dtypes = tuple(dtypes)
         self._tape: list[_Segment] = []
+        # Positions whose state is wanted, and that state once it was passed.
+        self._planned: dict[int, Arrays | None] = {}
         self.slots: Arrays = self._zeros()
 
-    def advance(self, slots: Arrays, rows: int, inputs: Arrays, replay: Replay) -> None:
-        """Replace the state after a forward call.
+    def run(
+        self, recurrence: Recurrence, inputs: Arrays, lengths: mx.array | None = None
+    ) -> mx.array:
+        """Run the layer's recurrence over the rows of a forward call and keep the state after them.
 
         Args:
-            slots: New state, shapes and dtypes as declared.
-            rows: L, rows the call fed.
-            inputs: What the recurrence consumed, rows on axis 1 (``[B, L, ...]``).
-            replay: Runs the recurrence over inputs like these. Kept only while a mark is alive.
+            recurrence: The layer's own. It also runs later, to take rows back.
+            inputs: What it consumes, rows on axis 1 (``[B, L, ...]``), at least one array.
+            lengths: Valid rows of each sequence ``[B]`` int32, ``None`` when all are.
+
+        Returns:
+            The recurrence's output ``[B, L, ...]``.
 
         Raises:
-            CacheError: Slots or inputs are not as declared. The state does not change.
+            CacheError: Inputs or new slots are not as declared. The state does not change.
         """
-        self._check(slots, rows, inputs)
-        self._record(rows, inputs, replay)
+        inputs = tuple(inputs)
+        start, count = self.offset, _count_rows(inputs)
+        passed = sorted(at for at in self._planned if start < at <= start + count)
+        ends = tuple(dict.fromkeys((*(at - start for at in passed), count)))
+        out, states = recurrence(self.slots, inputs, lengths, ends)
+        self._check(states, len(ends))
         # A slice of a long chunk would pin the whole chunk until the next call.
-        self.slots = tuple(map(mx.contiguous, slots)) if rows > KEEP_ROWS else tuple(slots)
-        self._last_start = max(self._last_start, self.offset)
-        self.offset += rows
+        held = [tuple(map(mx.contiguous, s)) if count > KEEP_ROWS else tuple(s) for s in states]
+        self._record(_Segment(start, count, inputs, lengths, recurrence))
+        self._planned.update(zip(passed, held, strict=False))
+        self.slots = held[-1]
+        self._last_start = max(self._last_start, start)
+        self.offset = start + count
+        return out
 
     def arrays(self) -> list[mx.array]:
         """Arrays that must be evaluated for the state, and for replaying it, to be real."""
-        return [*self.slots, *(array for segment in self._tape for array in segment.inputs)]
+        planned = (slots for slots in self._planned.values() if slots is not None)
+        inputs = (segment.inputs for segment in self._tape)
+        return [*self.slots, *itertools.chain.from_iterable((*planned, *inputs))]
 
     def buffers(self) -> dict[int, int]:
-        """Bytes of every slot and recorded input."""
+        """Bytes of every slot, planned state and recorded input."""
         return {id(array): array.nbytes for array in self.arrays()}
 
     @property
@@ -111,12 +162,28 @@ class RecurrentCache(LayerCache):
         twin.offset = self.offset
         return twin
 
+    def plan_fork(self, length: int, after: int) -> bool:
+        """Have the recurrence give that state on its way, however far it is from the end."""
+        del after
+        self._planned.setdefault(length, self.slots if length == self.offset else None)
+        return True
+
+    def fork_at(self, length: int) -> LayerCache:
+        """Fork the present state, or a planned one, which is not kept any longer then."""
+        slots = self._planned.pop(length, None)
+        if slots is None:
+            return super().fork_at(length)
+        twin = self.fork()
+        twin.slots, twin.offset = slots, length
+        return twin
+
     def reset(self) -> None:
         """Go back to zeros, which take no memory before they are used."""
         self.slots = self._zeros()
         self.offset = self._last_start = 0
         self._marks.clear()
         self._tape = []
+        self._planned = {}
 
     def state(self) -> dict[str, mx.array]:
         """Give the slots by number."""
@@ -157,6 +224,7 @@ class RecurrentCache(LayerCache):
         """Copy every slot out of the buffer it may be a slice of."""
         self.slots = tuple(map(fresh_copy, self.slots))
         self._tape = []
+        self._planned = {}
 
     def _capture(self) -> Arrays:
         return self.slots
@@ -165,19 +233,16 @@ class RecurrentCache(LayerCache):
         """Run the recurrence again over the rows to keep."""
         slots = mark.slots
         end = mark.offset + rows
-        kept = [
-            segment.first(min(segment.rows, end - segment.start))
-            for segment in self._tape
-            if segment.start < end
-        ]
+        kept = [segment.until(end) for segment in self._tape if segment.start < end]
         for segment in kept:
             if segment.start >= mark.offset:
-                slots = segment.replay(slots, segment.inputs, segment.rows)
-        self._check(slots, max(rows, 1), ())
+                slots = segment.replay(slots)
+        self._check([slots], 1)
         self.slots = tuple(slots)
         self._tape = kept
+        self._planned = {p: s if p <= end else None for p, s in self._planned.items()}
 
-    def _record(self, rows: int, inputs: Arrays, replay: Replay) -> None:
+    def _record(self, segment: _Segment) -> None:
         """Extend the tape for the marks that are alive, and drop what none of them needs."""
         if not self._marks and not self._tape:
             return
@@ -187,35 +252,36 @@ class RecurrentCache(LayerCache):
             return
         oldest = marks[0].offset
         self._tape = [segment for segment in self._tape if segment.start >= oldest]
-        wanted = min(rows, marks[-1].offset + KEEP_ROWS - self.offset)
-        if wanted > 0:
-            segment = _Segment(self.offset, rows, tuple(inputs), replay)
-            self._tape.append(segment.first(wanted))
+        stop = marks[-1].offset + KEEP_ROWS
+        if stop > self.offset:
+            self._tape.append(segment.until(stop))
 
-    def _check(self, slots: Arrays, rows: int, inputs: Arrays) -> None:
-        """Refuse a state or inputs that replay could not use."""
-        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+    def _check(self, states: Sequence[Arrays], count: int) -> None:
+        """Refuse states that are not as declared, or not as many as asked for."""
+        if len(states) != count:
             raise CacheError(
-                f"cache: advance takes a positive number of rows, got {rows!r}", code="cache.rows"
-            )
-        shapes = tuple(slot.shape for slot in slots)
-        dtypes = tuple(slot.dtype for slot in slots)
-        if shapes != self._shapes or dtypes != self._dtypes:
-            raise CacheError(
-                f"cache: slots must be {self._shapes!r} in {self._dtypes!r}, "
-                f"got {shapes!r} in {dtypes!r}",
+                f"cache: a recurrence gives one state an end, got {len(states)!r} for {count!r}",
                 code="cache.slots",
-                hint="the model's layer and its declared layer spec disagree",
             )
-        for array in inputs:
-            if array.ndim < 2 or array.shape[1] != rows:
+        for slots in states:
+            shapes = tuple(slot.shape for slot in slots)
+            dtypes = tuple(slot.dtype for slot in slots)
+            if shapes != self._shapes or dtypes != self._dtypes:
                 raise CacheError(
-                    f"cache: recurrent inputs carry their {rows!r} rows on axis 1, "
-                    f"got shape {array.shape!r}",
-                    code="cache.rows",
+                    f"cache: slots must be {self._shapes!r} in {self._dtypes!r}, "
+                    f"got {shapes!r} in {dtypes!r}",
+                    code="cache.slots",
+                    hint="the model's layer and its declared layer spec disagree",
                 )
 
 
-def _first_rows(inputs: Arrays, rows: int) -> Arrays:
-    """Copy the first rows out, so that a long chunk is not pinned."""
-    return tuple(mx.contiguous(array[:, :rows]) for array in inputs)
+def _count_rows(inputs: Arrays) -> int:
+    """Count the rows of a call, and refuse inputs that have none or do not agree."""
+    counts = {array.shape[1] if array.ndim > 1 else 0 for array in inputs}
+    if len(counts) != 1 or 0 in counts:
+        raise CacheError(
+            "cache: recurrent inputs carry the same rows on axis 1, at least one, "
+            f"got shapes {[array.shape for array in inputs]!r}",
+            code="cache.rows",
+        )
+    return counts.pop()

@@ -53,18 +53,19 @@ class CausalConv(Module):
         return out
 
 
-def conv_history(rows: mx.array, kept: int, lengths: mx.array | None = None) -> mx.array:
-    """Take the rows that the next call's first outputs will see.
+def conv_history(rows: mx.array, kept: int, end: int, lengths: mx.array | None = None) -> mx.array:
+    """Take the rows that the outputs after the first new rows will see.
 
     Args:
         rows: ``[B, kept + L, C]``: the old history, then the new rows.
         kept: Rows of history.
+        end: New rows that count, at most L.
         lengths: Valid new rows of each sequence ``[B]`` int32, ``None`` when all L are.
 
     Returns:
         ``[B, kept, C]``.
     """
     if lengths is None:
-        return rows[:, rows.shape[1] - kept :]
-    index = lengths[:, None] + mx.arange(kept)[None]
+        return rows[:, end : end + kept]
+    index = mx.minimum(lengths, end)[:, None] + mx.arange(kept)[None]
     return mx.take_along_axis(rows, index[..., None], axis=1)

@@ -216,7 +216,7 @@ class FamilyConformance(ABC):
             assert fast.token_ids == slow.token_ids
 
     def test_caches_keep_and_fork_like_a_fresh_feed(self, session: Session) -> None:
-        """Troubleshooting: recurrent layers must give ``advance`` every input of the recurrence."""
+        """Troubleshooting: recurrent layers must give ``run`` every input of the recurrence."""
         import mlx.core as mx
 
         from engine_core.cache.base import fork_caches, keep_caches, mark_caches

@@ -24,26 +24,23 @@ DECAY = 0.97
 
 
 def recur(
-    slots: tuple[mx.array, ...], inputs: tuple[mx.array, ...], rows: int
-) -> tuple[mx.array, ...]:
-    """Run the recurrence.
+    slots: tuple[mx.array, ...],
+    inputs: tuple[mx.array, ...],
+    _: mx.array | None,
+    ends: tuple[int, ...],
+) -> tuple[mx.array, list[tuple[mx.array, ...]]]:
+    """Run the recurrence ``s[t] = DECAY s[t-1] + mean(x[t-3..t])``.
 
     Args:
         slots: Last ``CONV_ROWS`` inputs ``[B, 3, H]`` and the sum ``[B, H]``.
         inputs: Rows ``[B, L, H]``.
-        rows: L.
+        ends: Row counts after which the slots are wanted.
 
     Returns:
-        The slots after the rows.
+        The sums ``[B, L, H]`` and the slots after each of ``ends``.
     """
-    return _states(slots, inputs[0], rows)[1]
-
-
-def _states(
-    slots: tuple[mx.array, ...], x: mx.array, rows: int
-) -> tuple[mx.array, tuple[mx.array, ...]]:
-    """Give the mixed rows and the slots: ``s[t] = DECAY s[t-1] + mean(x[t-3..t])``."""
-    window, state = slots
+    (window, state), (x,) = slots, inputs
+    rows = x.shape[1]
     padded = mx.concatenate([window, x], axis=1)
     shifted = mx.stack([padded[:, at : at + rows] for at in range(CONV_ROWS + 1)])
     mixed = mx.mean(shifted, axis=0)
@@ -51,7 +48,7 @@ def _states(
     weights = mx.where(powers >= 0, DECAY ** mx.maximum(powers, 0), 0.0)
     carried = DECAY ** mx.arange(1, rows + 1)[:, None] * state[:, None]
     states = weights.astype(x.dtype) @ mixed + carried.astype(x.dtype)
-    return states, (padded[:, -CONV_ROWS:], states[:, -1])
+    return states, [(padded[:, end : end + CONV_ROWS], states[:, end - 1]) for end in ends]
 
 
 class Block(Module):
@@ -120,9 +117,7 @@ class LayeredModel(Module):
         for index, (block, layer) in enumerate(zip(self.blocks, self._layers, strict=True)):
             cache: Any = caches[index]
             if isinstance(layer, Recurrent):
-                fed = block.input(x)
-                states, slots = _states(cache.slots, fed, rows)
-                cache.advance(slots, rows, (fed,), recur)
+                states = cache.run(recur, (block.input(x),))
                 x = x + block.output(mx.tanh(block.mix(states)))
                 continue
             donor = layer.donor if isinstance(layer, Shared) else index

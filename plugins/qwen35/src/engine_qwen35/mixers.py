@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -167,9 +166,7 @@ class GatedDeltaNet(Module):
         if lengths is not None:
             valid = (mx.arange(rows)[None] < lengths[:, None])[..., None]
             beta, log_decay = mx.where(valid, beta, 0.0), mx.where(valid, log_decay, 0.0)
-        inputs = (mixed, log_decay, beta)
-        out, slots = self._recur(cache.slots, inputs, lengths)
-        cache.advance(slots, rows, inputs, partial(self._replay, lengths))
+        out = cache.run(self._recur, (mixed, log_decay, beta), lengths)
         gate = gate.reshape(batch, rows, self._sizes.value_heads, -1).astype(mx.float32)
         normal = gated(silu)(gate, self.norm(out))
         return self.out_proj(normal.astype(x.dtype).reshape(batch, rows, -1))
@@ -184,9 +181,9 @@ class GatedDeltaNet(Module):
         return self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_b(x), self.in_proj_a(x)
 
     def _recur(
-        self, slots: Arrays, inputs: Arrays, lengths: mx.array | None
-    ) -> tuple[mx.array, Arrays]:
-        """Run convolution and rule: output ``[B, L, Nv, Dv]`` float32, and the new slots."""
+        self, slots: Arrays, inputs: Arrays, lengths: mx.array | None, ends: tuple[int, ...]
+    ) -> tuple[mx.array, list[Arrays]]:
+        """Run convolution and rule: output ``[B, L, Nv, Dv]`` float32, slots after each end."""
         history, state = slots
         mixed, log_decay, beta = inputs
         sizes, (batch, rows, _) = self._sizes, mixed.shape
@@ -197,11 +194,9 @@ class GatedDeltaNet(Module):
             joined.reshape(batch, rows, 2 * sizes.key_heads, sizes.key_dim)
         )
         values = values.reshape(batch, rows, sizes.value_heads, sizes.value_dim)
-        out, state = self._rule(queries, keys, values.astype(mx.float32), log_decay, beta, state)
-        return out, (conv_history(window, sizes.kernel - 1, lengths), state)
-
-    def _replay(self, lengths: mx.array | None, slots: Arrays, inputs: Arrays, rows: int) -> Arrays:
-        """Compute the slots after the first rows of recorded inputs."""
-        first = tuple(array[:, :rows] for array in inputs)
-        valid = None if lengths is None else mx.minimum(lengths, rows)
-        return self._recur(slots, first, valid)[1]
+        out, *states = self._rule(
+            queries, keys, values.astype(mx.float32), log_decay, beta, state, ends
+        )
+        kept = sizes.kernel - 1
+        histories = (conv_history(window, kept, end, lengths) for end in ends)
+        return out, list(zip(histories, states, strict=True))
