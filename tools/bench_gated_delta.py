@@ -80,7 +80,7 @@ def exact(inputs: tuple[Any, ...]) -> tuple[Any, Any]:
     return np.stack(outputs), state
 
 
-def errors(results: tuple[Any, Any], truth: tuple[Any, Any]) -> str:
+def errors(results: tuple[Any, ...], truth: tuple[Any, ...]) -> str:
     """Show the errors of output and state.
 
     Args:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from engine_core import Session
-from engine_core.cache.base import fork_caches, reset_caches
+from engine_core.cache.layers import fork_caches, reset_caches
 from engine_core.generation import Request
 
 if TYPE_CHECKING:

@@ -7,7 +7,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine_core.cache.base import (
+from engine_core.cache.build import build_caches
+from engine_core.cache.detach import detach
+from engine_core.cache.kv import KvCache
+from engine_core.cache.layers import (
     cache_arrays,
     cache_nbytes,
     distinct_caches,
@@ -15,9 +18,6 @@ from engine_core.cache.base import (
     keep_caches,
     mark_caches,
 )
-from engine_core.cache.build import build_caches
-from engine_core.cache.detach import detach
-from engine_core.cache.kv import KvCache
 from engine_core.cache.recurrent import RecurrentCache
 from engine_core.errors import CacheError, PluginError
 from engine_core.family import Full, Recurrent, Shared, Sliding

@@ -8,10 +8,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import engine_core.cache.base as cache_base
+import engine_core.cache.layers as cache_layers
 from engine_core.backend import evaluate
-from engine_core.cache.base import cache_arrays, cache_nbytes, fork_caches
 from engine_core.cache.build import build_caches
+from engine_core.cache.layers import cache_arrays, cache_nbytes, fork_caches
 from engine_core.cache.pool import PromptPool, make_pool
 from engine_core.cache.pool_entry import EntryKind
 from engine_core.errors import BackendError, CacheError, InvalidRequest
@@ -473,7 +473,7 @@ def test_pool_failed_copy_stores_nothing_and_is_counted(kind, monkeypatch):
     caches = pool.new_caches()
     feed(caches, run(30, start=700))
     with monkeypatch.context() as patch:
-        patch.setattr(cache_base, "evaluate", fail)
+        patch.setattr(cache_layers, "evaluate", fail)
         assert not pool.pool.publish("model", PromptKey(tuple(run(30, start=700))), caches, REPLY)
     assert pool.info.failed == 1
     assert pool.length(run(31, start=700)) == 0

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine_core import CacheError, Client, EngineError, InvalidRequest, Session
-from engine_core.cache.base import detach_caches, distinct_caches
 from engine_core.cache.build import build_caches
+from engine_core.cache.layers import detach_caches, distinct_caches
 from engine_core.cache.pool_file import read_prefix, write_prefix
 from engine_core.family import Full, Recurrent, Shared, Sliding
 from engine_core.plugins import Plugins

@@ -25,8 +25,8 @@ from engine_core import (
     PromptCacheInfo,
     Session,
 )
-from engine_core.cache.base import cache_nbytes
 from engine_core.cache.kv import KvCache
+from engine_core.cache.layers import cache_nbytes
 from engine_core.cache.pool import PromptPool, make_pool
 from engine_core.cache.recurrent import RecurrentCache
 from engine_core.decode.choice import TokenChooser

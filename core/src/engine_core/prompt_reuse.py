@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 import attrs
 
 from engine_core.backend import evaluate
-from engine_core.cache.base import cache_arrays, fork_caches, plan_fork, reset_caches
+from engine_core.cache.layers import cache_arrays, fork_caches, plan_fork, reset_caches
 from engine_core.cache.pool_entry import EntryKind
 from engine_core.decode.prefill import feed_prompt, run_prefill
 from engine_core.errors import BackendError, CacheError, Cancelled, EngineError

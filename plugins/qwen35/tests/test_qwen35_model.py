@@ -14,8 +14,8 @@ import tiny_qwen35 as tiny
 from harness_qwen35 import distance, feed, logits, sizes
 from reference_qwen35 import forward
 
-from engine_core.cache.base import keep_caches, mark_caches
 from engine_core.cache.build import build_caches
+from engine_core.cache.layers import keep_caches, mark_caches
 from engine_core.cache.recurrent import RecurrentCache
 from engine_core.errors import ModelError
 from engine_core.limits import Limits

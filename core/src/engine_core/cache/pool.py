@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from engine_core.cache.base import (
-    detach_caches,
-    distinct_caches,
-    fork_caches,
-    reset_caches,
-)
+from engine_core.cache.layers import detach_caches, distinct_caches, fork_caches, reset_caches
 from engine_core.cache.pool_budget import Ledger
 from engine_core.cache.pool_entry import Entry, EntryKind
 from engine_core.cache.pool_tree import PrefixTree

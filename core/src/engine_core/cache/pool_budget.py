@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from engine_core.cache.base import distinct_caches
+from engine_core.cache.layers import distinct_caches
 from engine_core.errors import BackendError
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ import mlx.core as mx
 import numpy as np
 
 from engine_core.backend import evaluate
-from engine_core.cache.base import StateShape, distinct_caches
+from engine_core.cache.base import StateShape
+from engine_core.cache.layers import distinct_caches
 from engine_core.checkpoint.files import read_range
 from engine_core.checkpoint.header import ShardHeader, StoredTensor, read_header
 from engine_core.checkpoint.jsonio import parse_json

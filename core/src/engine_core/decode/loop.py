@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self, cast
 import attrs
 
 from engine_core.backend import evaluate
-from engine_core.cache.base import cache_arrays, distinct_caches, keep_caches
+from engine_core.cache.layers import cache_arrays, distinct_caches, keep_caches
 from engine_core.decode.choice import TokenChooser
 from engine_core.decode.finish import stronger_reason
 from engine_core.decode.forward import (

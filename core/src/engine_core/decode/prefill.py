@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import mlx.core as mx
 
 from engine_core.backend import evaluate
-from engine_core.cache.base import cache_arrays
+from engine_core.cache.layers import cache_arrays
 from engine_core.decode.forward import (
     forward_hidden,
     head_rows,

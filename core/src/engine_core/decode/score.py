@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from engine_core.backend import evaluate
-from engine_core.cache.base import cache_arrays
+from engine_core.cache.layers import cache_arrays
 from engine_core.decode.forward import head_rows, non_finite_error
 from engine_core.decode.prefill import chunk_ends, hidden_chunks
 from engine_core.limits import LIMITS

@@ -219,7 +219,7 @@ class FamilyConformance(ABC):
         """Troubleshooting: recurrent layers must give ``run`` every input of the recurrence."""
         import mlx.core as mx
 
-        from engine_core.cache.base import fork_caches, keep_caches, mark_caches
+        from engine_core.cache.layers import fork_caches, keep_caches, mark_caches
         from engine_core.step import StepInput
 
         model, ids = session.model, self.prompt()
