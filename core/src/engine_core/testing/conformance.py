@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine_core.session import Session
+    from engine_core.step import CausalLM
 
 __all__ = ["FamilyConformance"]
 
@@ -217,18 +219,9 @@ class FamilyConformance(ABC):
 
     def test_caches_keep_and_fork_like_a_fresh_feed(self, session: Session) -> None:
         """Troubleshooting: recurrent layers must give ``run`` every input of the recurrence."""
-        import mlx.core as mx
-
         from engine_core.cache.layers import fork_caches, keep_caches, mark_caches
-        from engine_core.step import StepInput
 
-        model, ids = session.model, self.prompt()
-
-        def feed(caches: Sequence[Any], start: int, tokens: Sequence[int]) -> np.ndarray:
-            step = StepInput(ids=mx.array([list(tokens)], mx.int32), positions=start)
-            hidden = model.forward(step, caches).hidden
-            return np.asarray(model.head(hidden)[0].astype(mx.float32))
-
+        ids, feed = self.prompt(), partial(_feed, session.model)
         half = len(ids) // 2
         other = ids[half : half + 6][::-1]
         for kept in (0, 1, 3, 6):
@@ -245,6 +238,27 @@ class FamilyConformance(ABC):
             expected = feed(fresh, half + kept, other)
             assert np.abs(result - expected).max() < 1e-4, kept
             assert np.abs(forked - expected).max() < 1e-4, kept
+
+    def test_planned_forks_are_like_a_fresh_feed(self, session: Session) -> None:
+        """Troubleshooting: a recurrence gives the slots after each of ``ends``, not only the last.
+
+        This is how the state before the opened reply is stored while a prompt is fed.
+        """
+        from engine_core.cache.layers import fork_caches, plan_fork
+
+        ids, feed = self.prompt(), partial(_feed, session.model)
+        half = len(ids) // 2
+        for rows, after in ((1, 1), (5, 7), (9, 16)):
+            caches = session.new_caches()
+            feed(caches, 0, ids[:half])
+            assert plan_fork(caches, half + rows, after)
+            feed(caches, half, ids[half : half + rows + after])
+            branch = fork_caches(caches, half + rows)
+            result = feed(branch, half + rows, ids[half : half + 6])
+            fresh = session.new_caches()
+            feed(fresh, 0, ids[: half + rows])
+            expected = feed(fresh, half + rows, ids[half : half + 6])
+            assert np.abs(result - expected).max() < 1e-4, (rows, after)
 
     def test_quantized_checkpoint_stays_close(self, session: Session, tmp_path: Path) -> None:
         """Troubleshooting: parameter paths must equal mapped keys, so layers can be replaced."""
@@ -370,3 +384,16 @@ def quantize(tensors: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dict[st
         result[f"{stem}biases"] = np.array(biases)
         packed = True
     return result, {"group_size": 32, "bits": 4} if packed else {}
+
+
+def _feed(
+    model: CausalLM, caches: Sequence[Any], start: int, token_ids: Sequence[int]
+) -> np.ndarray:
+    """Run one forward call; its logits ``[L, V]`` in float32."""
+    import mlx.core as mx
+
+    from engine_core.step import StepInput
+
+    step = StepInput(ids=mx.array([list(token_ids)], mx.int32), positions=start)
+    hidden = model.forward(step, caches).hidden
+    return np.asarray(model.head(hidden)[0].astype(mx.float32))
