@@ -89,7 +89,7 @@ class Limits:
     queue_jobs: int = 8
     queue_jobs_max: int = 64
     stream_events: int = 64
-    allocator_cache_bytes: int = 2 * GIB
+    allocator_cache_bytes: int = 2 * GIB  # default on a GPU; on a CPU nothing is kept
     prompt_cache_bytes: int = 2 * GIB  # default of a pool; an eighth of memory when that is less
     prompt_cache_entries: int = 1024
     prompt_cache_ttl_seconds: float = 31_536_000.0

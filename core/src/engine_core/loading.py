@@ -18,6 +18,7 @@ from engine_core.errors import Cancelled, CapabilityUnavailable
 from engine_core.info import ClientInfo
 from engine_core.kernels import KernelRegistry
 from engine_core.limits import LIMITS, Limits
+from engine_core.nn.activations import computes_on_cpu
 from engine_core.plugins import Plugins
 from engine_core.spec import (
     Identity,
@@ -161,16 +162,25 @@ def load_checkpoint(path: str | os.PathLike[str], options: LoadOptions) -> Loade
     started = time.perf_counter()
     limits = options.limits
     pool = make_pool(options.prompt_cache_bytes, options.prompt_cache_ttl, limits)
-    cache_bytes = options.allocator_cache_bytes
     backend.load_mlx()
-    allocator = backend.AllocatorHold(
-        limits.allocator_cache_bytes if cache_bytes is None else cache_bytes
-    )
+    allocator = backend.AllocatorHold(_allocator_cache_bytes(options))
     try:
         return _load(path, options, allocator, pool, started)
     except BaseException:
         allocator.release()
         raise
+
+
+def _allocator_cache_bytes(options: LoadOptions) -> int:
+    """Say how much freed memory MLX may keep.
+
+    It reuses a buffer only for nearly the same size, so with every new length of a prompt it keeps
+    more and asks for more. On a CPU the C library does better: follow-up turns took 0.6 to 0.9 of
+    the time without MLX's store, and a process of 6.4 GB had 2.4 GB.
+    """
+    if options.allocator_cache_bytes is not None:
+        return options.allocator_cache_bytes
+    return 0 if computes_on_cpu() else options.limits.allocator_cache_bytes
 
 
 def _load(

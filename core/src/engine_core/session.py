@@ -107,8 +107,8 @@ class Session:
             family: Family to use, when several claim the checkpoint.
             certificates: Certificates for speculative decoding.
             extra_eos_tokens: Token texts that end a reply beside the configured ones.
-            allocator_cache_bytes: Freed memory MLX may keep (bytes); the same for every session
-                of a process.
+            allocator_cache_bytes: Freed memory MLX may keep (bytes), the same for every session of
+                a process; none on a CPU and 2 GiB on a GPU when omitted.
             prompt_cache_bytes: Memory for stored prompt prefixes (bytes); the smaller of 2 GiB and
                 an eighth of the memory when omitted, 0 for none.
             prompt_cache_ttl: Seconds after which an unused prefix is dropped; never when omitted.
