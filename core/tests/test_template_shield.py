@@ -3,7 +3,8 @@
 import pytest
 
 from engine_core.builtin_chatml import CHATML
-from engine_core.messages import Message, ToolCall, ToolDecl
+from engine_core.family import TemplateDialect, TemplateInput
+from engine_core.messages import Message, TextPart, ToolCall, ToolDecl, TranslationPart
 from engine_core.template.render import ChatTemplate
 from engine_core.template.source import TemplateSources
 from engine_core.text.control import ControlShield, ControlTokens
@@ -28,6 +29,11 @@ DECLARED = {
 }
 
 
+def split(rendered, shield):
+    """Control tokens and the text between them as the model reads it."""
+    return [part for _, part in CONTROLS.runs(CONTROLS.split(rendered, shield), shield)]
+
+
 def pieces(source, text):
     """The prompt split at control tokens, with the text between them as the model reads it."""
     sources = TemplateSources(default=source)
@@ -43,7 +49,7 @@ def pieces(source, text):
     shield = ControlShield.avoiding(CONTROLS, (messages, tools))
     plain = template.render(messages, tools).text
     rendered = template.render(messages, tools, shield=shield).text
-    return plain, [part for _, part in CONTROLS.split(rendered, shield)]
+    return plain, split(rendered, shield)
 
 
 @pytest.mark.parametrize("form", DECLARED)
@@ -71,7 +77,7 @@ def controls(source, text, **fields):
     messages = [Message(role="assistant", content=text, **fields)]
     shield = ControlShield.avoiding(CONTROLS, messages)
     rendered = template.render(messages, shield=shield).text
-    return [TEXTS[part] for _, part in CONTROLS.split(rendered, shield) if isinstance(part, int)]
+    return [TEXTS[part] for part in split(rendered, shield) if isinstance(part, int)]
 
 
 # Takes marked spans out of an answer, as templates do that drop earlier reasoning.
@@ -93,3 +99,51 @@ def test_shield_pieces_around_a_span_that_the_template_takes_out_are_never_joine
 def test_shield_templates_still_find_the_reasoning_in_an_answer():
     source = "{{ messages[0].content.split('</think>')[-1] }}<|im_end|>"
     assert controls(source, "<think>why <|im_end|></think>because <|im_start|>") == ["<|im_end|>"]
+
+
+def prepared(messages, tools, shield):
+    """The records that a dialect is given."""
+    given = []
+
+    def prepare(*records):
+        given.extend(records[:2])
+        return TemplateInput(messages=[])
+
+    dialect = TemplateDialect(name="recording", prepare=prepare)
+    ChatTemplate.compile(TemplateSources(default=""), dialect).render(
+        messages, tools, shield=shield
+    )
+    return given
+
+
+def conversation(text, key):
+    call = ToolCall(id=f"i{text}", name=f"n{text}", arguments={key: [text, {"k": text}, 1, None]})
+    messages = [
+        Message(role="user", content=(TextPart(text), TextPart("plain"))),
+        Message(role="assistant", content=text, reasoning=f"r{text}", tool_calls=(call,)),
+        Message(role="tool", content=text, tool_call_id=f"i{text}", name=f"n{text}"),
+        Message(
+            role="user",
+            content=(TranslationPart(source_lang=f"s{text}", target_lang=text, text=text),),
+        ),
+    ]
+    return messages, [ToolDecl(name=f"n{text}", description=text, parameters={key: {"k": text}})]
+
+
+def test_shield_reaches_every_text_of_messages_and_tools():
+    messages, tools = conversation("<|im_end|>", "<think>")
+    shield = ControlShield.avoiding(CONTROLS, (messages, tools))
+    expected = conversation(shield("<|im_end|>"), shield("<think>"))
+    assert prepared(messages, tools, shield) == [*expected]
+
+
+def test_shield_records_without_control_text_are_handed_on_as_they_are():
+    messages, tools = conversation("2 < 3 and 5 > 4", "key")
+    messages.append(Message(role="user", content="<|im_end|>"))
+    shield = ControlShield.avoiding(CONTROLS, (messages, tools))
+    given, declared = prepared(messages, tools, shield)
+    assert [one is other for one, other in zip(given, messages, strict=True)] == [True] * 4 + [
+        False
+    ]
+    assert declared[0] is tools[0]
+    assert given[-1].text == shield("<|im_end|>")

@@ -6,7 +6,7 @@ import datetime
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
 
@@ -27,6 +27,8 @@ ArgumentsForm = Literal["mapping", "json"]
 
 Shield = Callable[[str], str]
 """Replaces control-token text inside content, so that it is not read as control tokens."""
+
+RecordT = TypeVar("RecordT", Message, TextPart, TranslationPart, ToolCall, ToolDecl)
 
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
 
@@ -233,7 +235,7 @@ def _opens_reasoning(text: str, prefill: str, markers: ReasoningMarkers | None) 
 def _shield_message(message: Message, shield: Shield, prose: Shield) -> Message:
     """Shield a turn: ``prose`` takes what its speaker wrote freely, ``shield`` the rest."""
     name, call_id, reasoning = message.name, message.tool_call_id, message.reasoning
-    return attrs.evolve(
+    return _evolved(
         message,
         content=tuple(_shield_part(part, shield, prose) for part in message.content),
         reasoning=None if reasoning is None else prose(reasoning),
@@ -245,9 +247,10 @@ def _shield_message(message: Message, shield: Shield, prose: Shield) -> Message:
 
 def _shield_part(part: Part, shield: Shield, prose: Shield) -> Part:
     if isinstance(part, TextPart):
-        return TextPart(prose(part.text))
+        return _evolved(part, text=prose(part.text))
     if isinstance(part, TranslationPart):
-        return TranslationPart(
+        return _evolved(
+            part,
             source_lang=shield(part.source_lang),
             target_lang=shield(part.target_lang),
             text=shield(part.text),
@@ -256,7 +259,7 @@ def _shield_part(part: Part, shield: Shield, prose: Shield) -> Part:
 
 
 def _shield_call(call: ToolCall, shield: Shield) -> ToolCall:
-    return attrs.evolve(
+    return _evolved(
         call,
         id=shield(call.id),
         name=shield(call.name),
@@ -265,7 +268,7 @@ def _shield_call(call: ToolCall, shield: Shield) -> ToolCall:
 
 
 def _shield_tool(tool: ToolDecl, shield: Shield) -> ToolDecl:
-    return attrs.evolve(
+    return _evolved(
         tool,
         name=shield(tool.name),
         description=shield(tool.description),
@@ -277,9 +280,17 @@ def _shield_json(value: Any, shield: Shield) -> Any:
     """Shield every text in a JSON value; frozen as before, so its bounds are not checked anew."""
     if isinstance(value, str):
         return shield(value)
-    if isinstance(value, Mapping):
-        entries = value.items()
-        return FrozenDict({shield(key): _shield_json(entry, shield) for key, entry in entries})
+    if isinstance(value, (dict, Mapping)):
+        entries = {shield(key): _shield_json(entry, shield) for key, entry in value.items()}
+        return value if entries == value else FrozenDict(entries)
     if isinstance(value, (list, tuple)):
-        return FrozenList(_shield_json(entry, shield) for entry in value)
+        items = [_shield_json(entry, shield) for entry in value]
+        return value if items == value else FrozenList(items)
     return value
+
+
+def _evolved(record: RecordT, **shielded: Any) -> RecordT:
+    """Put shielded fields into a record; one that they leave as it was, as most do, stays."""
+    if [getattr(record, name) for name in shielded] == list(shielded.values()):
+        return record
+    return attrs.evolve(record, **shielded)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from engine_core.text.tokenizer import AddedToken
 
@@ -45,15 +45,13 @@ def iter_texts(value: object) -> Iterator[str]:
         one = pending.pop()
         if isinstance(one, str):
             yield one
-        elif isinstance(one, Mapping):
-            pending.extend(one.keys())
-            pending.extend(one.values())
         elif isinstance(one, (list, tuple)):
-            pending.extend(one)
-        else:
-            kind = type(one)
-            if attrs.has(kind):
-                pending.extend(getattr(one, field.name) for field in attrs.fields(kind))
+            pending += one
+        elif fields := getattr(type(one), "__attrs_attrs__", None):
+            pending += [entry for at in fields if (entry := getattr(one, at.name)) is not None]
+        elif isinstance(one, (dict, Mapping)):
+            pending += one
+            pending += one.values()
 
 
 class ControlTokens:
@@ -73,9 +71,11 @@ class ControlTokens:
         self.tokens = tuple(tokens)
         self.texts = frozenset(token.text for token in self.tokens)
         long = [text for text in self.texts if len(text) > 1]
-        firsts = "".join(sorted({text[0] for text in self.texts}))
-        self._firsts = re.compile(f"[{re.escape(firsts)}]" if firsts else "(?!)")
-        self._long = _longest_of(long)
+        short = self.texts.difference(long)
+        self._firsts = _any_of(text[0] for text in self.texts)
+        self._lasts = _any_of(text[-1] for text in long)
+        self._short = _any_of(short) if short else None
+        self._starts = _starts_of(long)
         self._prefixes = frozenset(text[:at] for text in long for at in range(1, len(text)))
         self._suffixes = frozenset(text[at:] for text in long for at in range(1, len(text)))
         self._longest = max(map(len, long), default=1)
@@ -85,7 +85,7 @@ class ControlTokens:
         for normalized in (False, True):
             chosen = {one.text: one for one in self.tokens if one.normalized is normalized}
             if chosen:
-                self._passes.append((_longest_of(chosen), chosen))
+                self._passes.append((re.compile(_longest_of(chosen)), chosen))
 
     def breaks(self, content: str) -> tuple[set[int], set[int]]:
         """Find where content has to be marked.
@@ -96,52 +96,62 @@ class ControlTokens:
         Returns:
             Positions of single marks and of double marks.
         """
-        single: set[int] = set()
-        double: set[int] = set()
-        for found in self._firsts.finditer(content):
-            start = found.start()
-            # A mark inside breaks the text; a text of one character can only be announced.
-            if found.group() in self.texts:
-                double.add(start)
-            if self._long.match(content, start):
-                single.add(start + 1)
+        part = self._longest - 1
+        if not (self._firsts.search(content) or self._lasts.search(content, 0, part)):
+            return set(), set()  # as for most content
+        # A mark inside breaks the text; a text of one character can only be announced.
+        single = {found.end() for found in self._starts.finditer(content)}
+        double = set()
+        if self._short is not None:
+            double = {found.start() for found in self._short.finditer(content)}
         # Two pieces of content may touch in the prompt and together spell a control token.
-        sizes = range(1, min(self._longest - 1, len(content)) + 1)
-        if any(content[:size] in self._suffixes for size in sizes):
-            single.add(0)
-        if any(content[-size:] in self._prefixes for size in sizes):
-            single.add(len(content))
+        for found in self._firsts.finditer(content, max(len(content) - part, 0)):
+            if content[found.start() :] in self._prefixes:
+                single.add(len(content))
+        for found in self._lasts.finditer(content, 0, part):
+            if content[: found.end()] in self._suffixes:
+                single.add(0)
         return single, double
 
-    def split(self, text: str, shield: ControlShield) -> Iterator[tuple[bool, int | str]]:
+    def split(self, text: str, shield: ControlShield) -> list[int | str]:
         """Split rendered text at the control tokens that bear no mark.
 
         Args:
             text: Rendered text with marks.
-            shield: Whose marks to respect and remove.
+            shield: Whose marks to respect.
+
+        Returns:
+            In order, ids of control tokens and what stands between them as it was written; see
+            :meth:`runs`.
+        """
+        parts: list[int | str] = [shield.unescape(text)]
+        for pattern, chosen in self._passes:
+            whole, parts = parts, []
+            for part in whole:
+                if isinstance(part, int):
+                    parts.append(part)
+                else:
+                    parts += _split(part, pattern, chosen, shield.mark * 2)
+        return parts
+
+    def runs(
+        self, parts: Sequence[int | str], shield: ControlShield
+    ) -> Iterator[tuple[bool, int | str]]:
+        """Give the parts of a split text as they are encoded.
+
+        Args:
+            parts: What :meth:`split` returned.
+            shield: Whose marks to remove.
 
         Yields:
             In order, ids of control tokens and non-empty runs of text without marks, each with
             whether it stands at the very start.
         """
-        whole = shield.unescape(text)
-        is_marked = shield.mark in whole
-        parts: list[int | str] = [whole]
-        for pattern, chosen in self._passes:
-            parts = [
-                piece
-                for part in parts
-                for piece in (
-                    [part]
-                    if isinstance(part, int)
-                    else _split(part, pattern, chosen, shield.mark * 2)
-                )
-            ]
         for index, part in enumerate(parts):
             if isinstance(part, int):
                 yield index == 0, part
                 continue
-            run = part.replace(shield.mark, "") if is_marked else part
+            run = part.replace(shield.mark, "")
             before = parts[index - 1] if index else None
             after = parts[index + 1] if index + 1 < len(parts) else None
             if isinstance(before, int) and self._by_id[before].rstrip:
@@ -242,27 +252,45 @@ def _escaped(mark: str) -> str:
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
-def _longest_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Compile a choice in which the longest text wins, as the tokenizers library matches."""
-    ordered = sorted(texts, key=len, reverse=True)
-    return re.compile("|".join(re.escape(text) for text in ordered) or "(?!)")
+def _any_of(characters: Iterable[str]) -> re.Pattern[str]:
+    chosen = "".join(sorted(set(characters)))
+    return re.compile(f"[{re.escape(chosen)}]" if chosen else "(?!)")
+
+
+def _longest_of(texts: Iterable[str]) -> str:
+    """Write a choice in which the longest text wins, as the tokenizers library matches."""
+    # A search tries one alternative after the other, and a vocabulary may have thousands.
+    groups: dict[str, list[str]] = {}
+    for text in sorted(texts, key=len, reverse=True):
+        groups.setdefault(text[:2], []).append(re.escape(text))
+    return "|".join(f"(?:{'|'.join(group)})" for group in groups.values()) or "(?!)"
+
+
+def _starts_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Compile a search for the first character of a text, so that texts may overlap."""
+    rests: dict[str, list[str]] = {}
+    for text in texts:
+        rests.setdefault(text[0], []).append(text[1:])
+    found = (f"{re.escape(first)}(?={_longest_of(rest)})" for first, rest in rests.items())
+    return re.compile("|".join(found) or "(?!)")
 
 
 def _split(
     text: str, pattern: re.Pattern[str], chosen: Mapping[str, AddedToken], guard: str
-) -> Iterator[int | str]:
+) -> list[int | str]:
+    parts: list[int | str] = []
     at = 0
     for found in pattern.finditer(text):
         token = chosen[found.group()]
         start, stop = found.span()
-        if len(token.text) == 1 and text.endswith(guard, 0, start):
+        if stop - start == 1 and text.endswith(guard, 0, start):
             continue
         if token.single_word and _touches_word(text, start, stop):
             continue
-        yield text[at:start]
-        yield token.id
+        parts += (text[at:start], token.id)
         at = stop
-    yield text[at:]
+    parts.append(text[at:])
+    return parts
 
 
 def _touches_word(text: str, start: int, stop: int) -> bool:

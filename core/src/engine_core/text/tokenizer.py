@@ -207,16 +207,19 @@ class Tokenizer:
         """
         if shield is None:
             return self.encode(text)
-        parts = list(self._controls.split(text, shield))
-        written = [part for _, part in parts if part in self._control_ids]
+        controls = self._controls
+        parts = controls.split(text, shield)
         plain = shield.remove(text)
-        if plain == text or parts == list(self._controls.split(plain, shield)):
+        if plain == text or list(controls.runs(parts, shield)) == list(
+            controls.runs(controls.split(plain, shield), shield)
+        ):
             ids = self._again.encode(plain)
+            written = [part for part in parts if part in self._control_ids]
             # Normalization or the vocabulary itself may still lead content to a control token.
-            if [one for one in ids if one in self._control_ids] == written:
+            if list(filter(self._control_ids.__contains__, ids)) == written:
                 return ids
         ids = []
-        for at_start, part in parts:
+        for at_start, part in controls.runs(parts, shield):
             ids += [part] if isinstance(part, int) else self._encode_run(part, at_start=at_start)
         return ids
 
