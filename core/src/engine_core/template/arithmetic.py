@@ -149,7 +149,21 @@ class Arithmetic:
             raise TypeError(msg)
         return -value if symbol == "-" else +value
 
-    def compare(self, left: Any, *steps: Any) -> bool:
+    def compare(self, left: Any, name: str, right: Any) -> bool:
+        """Compare two values.
+
+        Args:
+            left: First operand.
+            name: Jinja's name of the operator.
+            right: Second operand.
+
+        Returns:
+            Whether the comparison holds.
+        """
+        self._pay_comparison(name, left, right)
+        return _COMPARISONS[name](left, right)
+
+    def compare_chain(self, left: Any, *steps: Any) -> bool:
         """Compare a chain such as ``a < b < c``.
 
         Args:
@@ -159,22 +173,22 @@ class Arithmetic:
         Returns:
             Whether every step holds.
         """
-        for position in range(0, len(steps), 2):
-            name, right = steps[position], steps[position + 1]
-            self._pay_comparison(name, left, right)
-            if not _COMPARISONS[name](left, right):
+        rest = iter(steps)
+        for name, right in zip(rest, rest, strict=True):
+            if not self.compare(left, name, right):
                 return False
             left = right
         return True
 
     def _pay_comparison(self, name: str, left: Any, right: Any) -> None:
         left_type, right_type = type(left), type(right)
+        if left_type is str and right_type is str:
+            if name in ("in", "notin"):
+                spend_search(self.budget, right, left)
+            else:
+                self.budget.spend(min(len(left), len(right)) >> BYTES_PER_UNIT_SHIFT)
+            return
         if left_type in SCALARS and right_type in SCALARS:
-            if left_type is str and right_type is str:
-                if name in ("in", "notin"):
-                    spend_search(self.budget, right, left)
-                else:
-                    self.budget.spend(min(len(left), len(right)) >> BYTES_PER_UNIT_SHIFT)
             return
         if name in ("in", "notin"):
             if right_type is dict:

@@ -58,8 +58,12 @@ def text_bytes(*texts: str) -> int:
     Returns:
         Bytes.
     """
-    length = sum(map(len, texts))
-    return length if all(map(str.isascii, texts)) else 4 * length
+    length, width = 0, 1
+    for text in texts:
+        length += len(text)
+        if not text.isascii():
+            width = 4
+    return length * width
 
 
 def require_integer_size(value: Any) -> None:
@@ -113,8 +117,8 @@ class Budget:
         Raises:
             TemplateError: The budget is exceeded (``template.budget``).
         """
-        self.remaining -= units
-        if self.remaining < 0:
+        self.remaining = remaining = self.remaining - units
+        if remaining < 0:
             raise TemplateError(
                 f"chat template: rendering must fit {self._limit} work units, got more",
                 code="template.budget",
@@ -132,17 +136,22 @@ class Budget:
         """
         self.spend(1 + (count >> BYTES_PER_UNIT_SHIFT))
 
-    def spend_text(self, *texts: str, times: int = 1) -> None:
-        """Pay for reading texts, or for making a text of their length.
+    def spend_text(self, text: str, other: str = "", *, times: int = 1) -> None:
+        """Pay for reading a text, or for making one of its length.
 
         Args:
-            texts: The texts.
+            text: The text.
+            other: What it is joined with.
             times: How often each character is touched.
 
         Raises:
             TemplateError: The budget is exceeded.
         """
-        self.spend_bytes(text_bytes(*texts) * times)
+        # What text_bytes counts, written out: nothing else is paid for as often.
+        size = len(text) + len(other)
+        if not (text.isascii() and other.isascii()):
+            size *= 4
+        self.spend(1 + (size * times >> BYTES_PER_UNIT_SHIFT))
 
     def spend_integers(self, left: int, right: int) -> None:
         """Pay for arithmetic or printing, whose time grows with the product of the lengths.

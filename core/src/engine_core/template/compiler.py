@@ -211,8 +211,8 @@ class BoundedCodeGenerator(CodeGenerator):
         self.write(")")
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802 - Jinja's name
-        """Write a comparison chain as one charged call."""
-        self.write("environment.compare(")
+        """Write a comparison, or a chain of them, as one charged call."""
+        self.write(f"environment.compare{'_chain' if len(node.ops) > 1 else ''}(")
         self.visit(node.expr, frame)
         for operand in node.ops:
             self.write(f", {operand.op!r}, ")

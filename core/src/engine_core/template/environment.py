@@ -145,13 +145,8 @@ class BoundedEnvironment(Operations, ImmutableSandboxedEnvironment):
         """Apply a sign."""
         return self.unary(operator, arg)
 
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        """Look an attribute up."""
-        return self.attribute(obj, attribute)
-
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        """Look an item up."""
-        return self.item(obj, argument)
+    getattr = Operations.attribute  # type: ignore[assignment]
+    getitem = Operations.item  # type: ignore[assignment]
 
     def call(__self, __context: Context, __obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - no argument of a template may collide
         """Call a value."""
@@ -297,8 +292,11 @@ def plain_copy(value: Any, what: str) -> Any:
     kind = type(value)
     if kind in SCALARS:
         return value
-    if isinstance(value, Mapping):
-        return {str(key): plain_copy(entry, what) for key, entry in value.items()}
+    if isinstance(value, (dict, Mapping)):
+        return {
+            str(key): entry if type(entry) in SCALARS else plain_copy(entry, what)
+            for key, entry in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [plain_copy(entry, what) for entry in value]
     for base in (str, bool, int, float):

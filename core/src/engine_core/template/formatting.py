@@ -116,7 +116,7 @@ def brace_format(
                 code="template.forbidden",
             )
         pieces.append(_format_field(budget, value, spec or "", conversion))
-    budget.spend_text(*pieces)
+    budget.spend_bytes(text_bytes(*pieces))
     return "".join(pieces)
 
 

@@ -107,7 +107,7 @@ class Operations(Arithmetic):
         kind = type(value)
         if kind is str:
             self.budget.spend_text(value)
-            return str(value)
+            return value  # type: ignore[no-any-return]
         if kind in _PRINTABLE_SCALARS:
             if kind is int:
                 require_integer_size(value)
@@ -221,9 +221,9 @@ class Operations(Arithmetic):
             SecurityError: The name is an internal one.
         """
         kind = type(owner)
-        found = METHODS.get(kind, {}).get(name)
-        if found is not None:
-            return BoundMethod(owner, found)
+        methods = METHODS.get(kind)
+        if methods is not None and name in methods:
+            return BoundMethod(owner, methods[name])
         if kind is dict:
             if name in owner:
                 return owner[name]
