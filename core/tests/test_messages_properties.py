@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -126,3 +127,18 @@ def test_frozen_value_equals_its_source_and_prints_the_same(value):
     assert frozen == value
     assert json.dumps(frozen) == json.dumps(value) == json.dumps(thaw_json(frozen))
     assert size <= 2 * len(json.dumps(value, ensure_ascii=False).encode()) + 4
+
+
+@pytest.mark.parametrize("digits", [1, 2, 19, 1000])
+def test_frozen_integer_has_at_most_so_many_digits(digits):
+    def freeze(value):
+        return freeze_json(
+            value, "value", max_bytes=4096, max_depth=1, max_digits=digits, code="request.value"
+        )[0]
+
+    largest = int("9" * digits)
+    for value in (largest, -largest, largest // 2, 0):
+        assert freeze(value) == value
+    for value in (largest + 1, -largest - 1, 2 * largest, largest**2 + 9):
+        with pytest.raises(InvalidRequest, match=f"at most {digits} digits"):
+            freeze(value)

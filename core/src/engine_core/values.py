@@ -117,7 +117,6 @@ def freeze_json(
     Raises:
         InvalidRequest: The value is no JSON value or exceeds a bound.
     """
-    largest = 10**max_digits
     size = 0
 
     def fail(rule: str, got: str) -> NoReturn:
@@ -137,7 +136,8 @@ def freeze_json(
             charge(4)
             return item
         if isinstance(item, int):
-            if not -largest < item < largest:
+            # The power is worth its time for a long integer only: it has over 3 bits a digit.
+            if item.bit_length() > 3 * max_digits and abs(item) >= 10**max_digits:
                 fail(f"integers must have at most {max_digits} digits", shown(item))
             number = int(item)
             charge(max(1, number.bit_length() * 30103 // 100000))
@@ -175,7 +175,7 @@ def thaw_json(value: Any) -> Any:
     Returns:
         An independent copy.
     """
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):
         return {key: thaw_json(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [thaw_json(entry) for entry in value]
