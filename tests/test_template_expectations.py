@@ -153,7 +153,8 @@ def long_conversation(report: ProbeReport) -> tuple[list[dict[str, Any]], list[d
             },
             {"role": "tool", "tool_call_id": f"call{number}", "content": f"result {number}"},
         ]
-    return messages, [{"type": "function", "function": tool}]
+    names = ("look", "find", "read")
+    return messages, [{"type": "function", "function": tool | {"name": name}} for name in names]
 
 
 @pytest.mark.parametrize(("row", "path"), sources())
@@ -167,19 +168,19 @@ def test_transcript_is_that_of_rendering_the_whole_conversation(
     declared = parse_tools(tools)
     counted: list[int] = []
 
-    def render(turns: Any, *, opens_reply: bool) -> str:
+    def render(turns: Any, tools: Any, *, opens_reply: bool) -> str:
         counted.append(len(turns))
-        return template.render(turns, declared, add_generation_prompt=opens_reply).text
+        return template.render(turns, tools, add_generation_prompt=opens_reply).text
 
     for stop in range(1, len(messages) + 1):
         if messages[stop - 1]["role"] not in ("user", "tool"):
             continue
         turns = parse_messages(messages[:stop])
-        text, closed = (render(turns, opens_reply=opens) for opens in (True, False))
+        text, closed = (render(turns, declared, opens_reply=opens) for opens in (True, False))
         counted.clear()
         outline = Outline(
             messages=turns,
-            has_tools=bool(tools),
+            tools=declared,
             text=text,
             ids=tuple(map(ord, text)),
             encode=lambda part: list(map(ord, part)),

@@ -26,10 +26,11 @@ BODY = (
     "{% endfor %}"
 )
 TAIL = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "look", "description": "the tool", "parameters": {"type": "object"}},
 }
+TOOLS = [TOOL, *({**TOOL, "function": {**TOOL["function"], "name": name}} for name in "ab")]
 SYSTEM = {"role": "system", "content": "think"}
 HELLO = {"role": "user", "content": "hello world"}
 
@@ -42,13 +43,13 @@ def outline(
     template = ChatTemplate.compile(TemplateSources(default=source), CHATML)
     turns, declared = parse_messages(messages), parse_tools(tools)
 
-    def render(messages: Any, *, opens_reply: bool) -> str:
-        return template.render(messages, declared, add_generation_prompt=opens_reply).text
+    def render(messages: Any, tools: Any, *, opens_reply: bool) -> str:
+        return template.render(messages, tools, add_generation_prompt=opens_reply).text
 
-    text = render(turns, opens_reply=True)
+    text = render(turns, declared, opens_reply=True)
     made = Outline(
         messages=turns,
-        has_tools=bool(declared),
+        tools=declared,
         text=text,
         ids=tuple(tokenizer.encode(text)),
         encode=tokenizer.encode,
@@ -107,7 +108,7 @@ TRANSCRIPTS = {
 @pytest.mark.parametrize("name", TRANSCRIPTS)
 def test_transcript_of_odd_templates_is_a_shared_prefix(name: str) -> None:
     made, tokenizer = outline(TRANSCRIPTS[name], [SYSTEM, HELLO])
-    plain = tokenizer.encode(made.render(made.messages, opens_reply=False))
+    plain = tokenizer.encode(made.render(made.messages, made.tools, opens_reply=False))
     length = made.transcript()
     assert 0 < length <= len(made.ids)
     assert tuple(plain[:length]) == made.ids[:length]
@@ -117,7 +118,7 @@ def test_template_that_refuses_a_transcript_or_a_probe_gives_none() -> None:
     refusing = "{% if not add_generation_prompt %}{{ raise_exception('no') }}{% endif %}"
     made, _ = outline(refusing + BODY + TAIL, [SYSTEM, HELLO])
     with pytest.raises(TemplateError):
-        made.render(made.messages, opens_reply=False)
+        made.render(made.messages, made.tools, opens_reply=False)
     assert made.transcript() == 0
     picky = "{% if messages[-1].content | length < 3 %}{{ raise_exception('short') }}{% endif %}"
     made, _ = outline(picky + BODY + TAIL, [SYSTEM, HELLO])
@@ -145,11 +146,12 @@ LONG: list[dict[str, Any]] = [
     result(2),
     result(3),
 ]
-# What opens the reply may depend on the last turn, on the number of turns, or on both.
+# What opens the reply may depend on the last turn, on the number of turns or of tools.
 OPENINGS = {
     "plain": TAIL,
     "by role": "{% if add_generation_prompt %}<|im_start|>{{ messages[-1].role }}{% endif %}",
     "by length": "{% if add_generation_prompt %}{{ 'hello ' * (messages | length) }}{% endif %}",
+    "by tools": TAIL + "{% if add_generation_prompt %}{{ 'hello ' * (tools | length) }}{% endif %}",
     "closed": TAIL + "{% if not add_generation_prompt %}<|im_start|>END{% endif %}",
 }
 
@@ -159,8 +161,8 @@ OPENINGS = {
 def test_transcript_of_a_long_conversation_is_that_of_rendering_all_of_it(
     opening: str, count: int
 ) -> None:
-    made, tokenizer = outline(BODY + OPENINGS[opening], LONG[:count], [TOOL])
-    plain = tokenizer.encode(made.render(made.messages, opens_reply=False))
+    made, tokenizer = outline(BODY + OPENINGS[opening], LONG[:count], TOOLS)
+    plain = tokenizer.encode(made.render(made.messages, made.tools, opens_reply=False))
     shared = 0
     while shared < min(len(plain), len(made.ids)) and plain[shared] == made.ids[shared]:
         shared += 1
@@ -174,12 +176,13 @@ def test_transcript_of_a_long_conversation_is_that_of_rendering_all_of_it(
 def test_transcript_of_a_long_conversation_renders_its_last_turns_only(
     count: int, roles: list[str]
 ) -> None:
-    made, _ = outline(BODY + TAIL, LONG[:count], [TOOL])
+    made, _ = outline(BODY + TAIL, LONG[:count], TOOLS)
     rendered: list[list[str]] = []
 
-    def render(messages: Sequence[Any], *, opens_reply: bool) -> str:
+    def render(messages: Sequence[Any], tools: Sequence[Any], *, opens_reply: bool) -> str:
         rendered.append([message.role for message in messages])
-        return made.render(messages, opens_reply=opens_reply)
+        assert tools == made.tools[:1]
+        return made.render(messages, tools, opens_reply=opens_reply)
 
     counted = attrs.evolve(made, render=render)
     assert counted.transcript() == made.transcript() > 0

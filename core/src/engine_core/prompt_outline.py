@@ -17,10 +17,14 @@ from engine_core.text.repeating import shared_length
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    class Render(Protocol):
-        """Renders turns with the prompt's own tools, options, shield and clock."""
+    from engine_core.messages import ToolDecl
 
-        def __call__(self, messages: Sequence[Message], *, opens_reply: bool) -> str: ...
+    class Render(Protocol):
+        """Renders turns and tools with the prompt's own options, shield and clock."""
+
+        def __call__(
+            self, messages: Sequence[Message], tools: Sequence[ToolDecl], *, opens_reply: bool
+        ) -> str: ...
 
 
 __all__ = ["Outline"]
@@ -37,7 +41,7 @@ class Outline:
 
     Attributes:
         messages: The conversation.
-        has_tools: Whether tools were advertised.
+        tools: Advertised tools.
         text: The rendered prompt.
         ids: Its tokens.
         encode: Encodes rendered text.
@@ -45,7 +49,7 @@ class Outline:
     """
 
     messages: Sequence[Message]
-    has_tools: bool
+    tools: Sequence[ToolDecl]
     text: str
     ids: tuple[int, ...]
     encode: Callable[[str], list[int]]
@@ -77,11 +81,11 @@ class Outline:
             A length in tokens; 0 when there is no such block.
         """
         system = [message for message in self.messages if message.role == "system"]
-        if not system and not self.has_tools:
+        if not system and not self.tools:
             return 0
         turns = [Message(role="user", content=(TextPart(probe),)) for probe in _PROBES]
         try:
-            others = [self.render([*system, turn], opens_reply=True) for turn in turns]
+            others = [self.render([*system, turn], self.tools, opens_reply=True) for turn in turns]
         except EngineError:
             return 0
         return self._length(min(shared_length(self.text, other) for other in others))
@@ -89,18 +93,18 @@ class Outline:
     def _before_reply(self) -> int:
         """Find where what opens the reply begins, in characters.
 
-        What opens it is read off the last turns alone where the whole conversation ends with it,
-        so that a long one is not rendered twice.
+        What opens it is read off the last turns alone, with one tool for all, where the whole
+        conversation ends with it, so that a long one is not rendered twice.
         """
-        turns = _last_turns(self.messages)
-        if len(turns) < len(self.messages):
+        turns, tools = _last_turns(self.messages), self.tools[:1]
+        if len(turns) < len(self.messages) or len(tools) < len(self.tools):
             with suppress(EngineError):
-                opened = self.render(turns, opens_reply=True)
-                closed = self.render(turns, opens_reply=False)
+                opened = self.render(turns, tools, opens_reply=True)
+                closed = self.render(turns, tools, opens_reply=False)
                 at = shared_length(opened, closed)
                 if at and self.text.endswith(opened[max(at - _CONTEXT_CHARS, 0) :]):
                     return len(self.text) - (len(opened) - at)
-        return shared_length(self.text, self.render(self.messages, opens_reply=False))
+        return shared_length(self.text, self.render(self.messages, self.tools, opens_reply=False))
 
     def _length(self, chars: int) -> int:
         """Count the tokens that the first characters share with the prompt."""

@@ -200,26 +200,25 @@ class Prompter:
         shield = tokenizer.shield(messages, tools, options.template_options, prefill)
         render = partial(
             self.template.render,
-            tools=tools,
             thinking=options.thinking,
             template_options=options.template_options,
             shield=shield,
             # One time for all renders of a request: a tick between them would part them.
             clock=datetime.datetime.now().astimezone(),
         )
-        rendered = render(messages, prefill=prefill)
+        rendered = render(messages, tools, prefill=prefill)
         prompt = _prompt(
             tokenizer.encode_rendered(rendered.text, shield),
             opens_reasoning=rendered.opens_reasoning,
         )
         outline = Outline(
             messages=messages,
-            has_tools=bool(tools),
+            tools=tools,
             text=rendered.text,
             ids=prompt.ids,
             encode=partial(tokenizer.encode_rendered, shield=shield),
-            render=lambda messages, *, opens_reply: (
-                render(messages, add_generation_prompt=opens_reply).text
+            render=lambda messages, tools, *, opens_reply: (
+                render(messages, tools, add_generation_prompt=opens_reply).text
             ),
         )
         return attrs.evolve(prompt, outline=outline)
