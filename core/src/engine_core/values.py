@@ -149,7 +149,7 @@ def freeze_json(
             return float(item)
         if depth >= max_depth:
             fail(f"must nest at most {max_depth} levels", "more")
-        if isinstance(item, Mapping):
+        if isinstance(item, (dict, Mapping)):
             charge(2)
             pairs: dict[str, Any] = {}
             for key, entry in item.items():

@@ -8,8 +8,7 @@ keywords below; anything else is refused by name. Annotations forbid nothing and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import attrs
@@ -59,6 +58,7 @@ _COUNTS: Final = (
     ("minContains", "maxContains"),
     ("minLength", "maxLength"),
 )
+_RANGES: Final = (*_COUNTS, ("minimum", "maximum"))
 _ANNOTATIONS: Final[Mapping[str, type]] = {
     "title": str,
     "description": str,
@@ -155,10 +155,11 @@ class _Compiler:
         """Compile the root, and the definitions it does not use, so that all is checked."""
         root = self._node(schema, 1, is_root=True)
         if isinstance(schema, Mapping) and "$defs" in schema:
-            with self._at("$defs"):
-                definitions = _as_mapping(self.definitions, self.fail)
-                for name in definitions.keys() - self._used:
-                    self._definition(name, 1)
+            self._path.append("$defs")
+            definitions = _as_mapping(self.definitions, self.fail)
+            for name in definitions.keys() - self._used:
+                self._definition(name, 1)
+            del self._path[-1]
         return root
 
     def fail(self, rule: str, got: str, hint: str = "") -> NoReturn:
@@ -171,12 +172,6 @@ class _Compiler:
             code=self.code,
             hint=hint,
         )
-
-    @contextmanager
-    def _at(self, part: str) -> Iterator[None]:
-        self._path.append(part)
-        yield
-        del self._path[-1]
 
     def _node(self, schema: object, depth: int, *, is_root: bool = False) -> Node:
         self._nodes += 1
@@ -193,9 +188,10 @@ class _Compiler:
             if keyword not in _KNOWN:
                 hint = f"known: {', '.join(_KNOWN)}"
                 self.fail("keywords must be executable ones", shown(keyword), hint)
-            with self._at(keyword):
-                self._keyword(node, keyword, value, depth, is_root=is_root)
-        for low, high in (*_COUNTS, ("minimum", "maximum")):
+            self._path.append(keyword)
+            self._keyword(node, keyword, value, depth, is_root=is_root)
+            del self._path[-1]
+        for low, high in _RANGES:
             if low in node and high in node and node[low] > node[high]:
                 self.fail(f"{low!r} must be at most {high!r}", shown(node[low]))
         return node
@@ -232,8 +228,9 @@ class _Compiler:
     def _each(self, schemas: Iterable[tuple[object, object]], depth: int) -> dict[str, Node]:
         nodes = {}
         for name, schema in schemas:
-            with self._at(str(name)):
-                nodes[str(name)] = self._node(schema, depth + 1)
+            self._path.append(str(name))
+            nodes[str(name)] = self._node(schema, depth + 1)
+            del self._path[-1]
         return nodes
 
     def _reference(self, value: object, depth: int) -> Node:
@@ -252,8 +249,9 @@ class _Compiler:
     def _definition(self, name: str, depth: int) -> Node:
         self._used.add(name)
         self._open.append(name)
-        with self._at(name):
-            node = self._node(self.definitions[name], depth + 1)
+        self._path.append(name)
+        node = self._node(self.definitions[name], depth + 1)
+        del self._path[-1]
         del self._open[-1]
         return node
 
