@@ -45,7 +45,8 @@ class EngineError(Exception):
 
     Attributes:
         code: Stable machine-readable name, e.g. ``"checkpoint.tensor_missing"``.
-        hint: One sentence on what to do about it; empty when there is nothing to add.
+        hint: One sentence on what to do about it; empty when there is nothing to add. Options
+            stand in it as ``name=``, with a value or without, so that the command line finds them.
     """
 
     default_code: ClassVar[str] = "engine"
@@ -207,7 +208,7 @@ class ContextExceeded(InvalidRequest):
         super().__init__(
             f"request: prompt + max_tokens must fit {limit} context tokens, "
             f"got {prompt_tokens} + {max_tokens}",
-            hint="shorten the conversation or lower max_tokens",
+            hint="shorten the conversation or pass a smaller max_tokens=",
         )
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens

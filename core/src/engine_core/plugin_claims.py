@@ -97,7 +97,7 @@ def check_family_claim(
         f"config.json: {kind} must be one that family {family.name!r} claims ({choices}), "
         f"got {', '.join(map(repr, named))}",
         code="model.family_mismatch",
-        hint="leave the family out; it only decides between plugins that claim the checkpoint",
+        hint="leave family= out; it only decides between plugins that claim the checkpoint",
     )
 
 
@@ -257,7 +257,7 @@ class Claims:
         """
         claimants = self._claimants.get((kind, name), [])
         if len(claimants) > 1:
-            hint = "block or uninstall one of them"
+            hint = "leave one out with block=, or uninstall it"
             if kind in ("model_type", "architecture"):
                 hint = f"pass family= to choose, or {hint}"
             raise PluginConflictError(

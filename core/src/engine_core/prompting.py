@@ -243,7 +243,7 @@ class Prompter:
         if options.advertised_tools or any(m.tool_calls or m.role == "tool" for m in messages):
             require("tools")
         if options.thinking is not None:
-            require("thinking_toggle", hint="leave thinking out")
+            require("thinking_toggle", hint="leave thinking= out")
 
     def _tokenizer(self, subject: str) -> Tokenizer:
         if self.tokenizer is None:

@@ -165,7 +165,7 @@ class Worker(Generic[ResourceT]):
             if len(self._queue) >= self._queue_jobs:
                 raise Busy(
                     f"client: at most {self._queue_jobs} requests may wait, got one more",
-                    hint="retry later, or load the client with a larger queue_jobs",
+                    hint="retry later, or load the client with a larger queue_jobs=",
                 )
             self._queue.append(job)
             self._changed.notify_all()
