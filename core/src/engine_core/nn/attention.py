@@ -92,17 +92,15 @@ def attend(
         return _attend_rows(queries, keys, values, scale, None)
     blocks = []
     for start in range(0, rows, size):
-        stop = min(start + size, rows)
-        block = queries[:, :, start:stop]
+        stop, last = min(start + size, rows), stored
+        seen = None
         if isinstance(mask, mx.array):
-            seen: mx.array | None = mask[start:stop]
-            blocks.append(_attend_rows(block, keys, values, scale, seen))
-        elif mask is None:
-            blocks.append(_attend_rows(block, keys, values, scale, None))
-        else:
+            seen = mask[start:stop]
+        elif mask is not None:
             last = stored - rows + stop
-            seen = mx.arange(last)[None] <= mx.arange(last - stop + start, last)[:, None]
-            blocks.append(_attend_rows(block, keys[:, :, :last], values[:, :, :last], scale, seen))
+            seen = mx.arange(last)[None] <= mx.arange(stored - rows + start, last)[:, None]
+        block = (queries[:, :, start:stop], keys[:, :, :last], values[:, :, :last])
+        blocks.append(_attend_rows(*block, scale, seen))
     return blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=2)
 
 
