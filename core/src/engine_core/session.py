@@ -20,7 +20,6 @@ from engine_core.values import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
 
     import numpy as np
     import numpy.typing as npt
@@ -366,12 +365,7 @@ class Session:
         self._owner.check()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the session."""
         self.close()
 
