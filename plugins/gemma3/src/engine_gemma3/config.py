@@ -160,9 +160,9 @@ def _full_rope(text: CheckpointConfig) -> RopeParameters:
     parameters = text.section("rope_parameters")
     flat_parameters = "rope_theta" in parameters or "rope_type" in parameters
     nested = parameters if flat_parameters else parameters.section(FULL)
-    theta = nested.number("rope_theta", default=None)
+    theta = nested.number("rope_theta", default=None, above=1)
     if theta is None:
-        theta = text.number("rope_theta", default=DEFAULT_FULL_THETA, above=0)
+        theta = text.number("rope_theta", default=DEFAULT_FULL_THETA, above=1)
     # The flat scaling counts only when the nested entry says nothing about scaling itself.
     silent = _rope_kind(nested) is None and "factor" not in nested
     scaling = text.section("rope_scaling") if silent else nested
@@ -172,7 +172,7 @@ def _full_rope(text: CheckpointConfig) -> RopeParameters:
 def _sliding_rope(text: CheckpointConfig) -> RopeParameters:
     """Resolve a sliding layer's rope; it never inherits ``rope_scaling``."""
     nested = text.section("rope_parameters").section(SLIDING)
-    theta = nested.number("rope_theta", default=None)
+    theta = nested.number("rope_theta", default=None, above=1)
     if theta is None:
-        theta = text.number("rope_local_base_freq", default=DEFAULT_SLIDING_THETA, above=0)
+        theta = text.number("rope_local_base_freq", default=DEFAULT_SLIDING_THETA, above=1)
     return RopeParameters(theta=theta, factor=_linear_factor(nested))
