@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HERMES", "HermesSyntax"]
 
-MAX_CALLS: Final = 64
-MAX_OPENERS: Final = 256
-MAX_ARGUMENTS: Final = 256
 _OPEN: Final = "<tool_call>"
 _CLOSE: Final = "</tool_call>"
 # A string without an end matches to the end, so that its inner quotes are not tried in turn.
@@ -56,9 +53,9 @@ class HermesSyntax:
 
 def _proposals(text: str) -> Iterator[Proposal]:
     found = at = read = 0
-    for _ in range(MAX_OPENERS):
+    for _ in range(LIMITS.call_openers):
         start = text.find(_OPEN, at)
-        if start < 0 or found == MAX_CALLS or read > LIMITS.arguments_total_bytes:
+        if start < 0 or found == LIMITS.reply_calls or read > LIMITS.arguments_total_bytes:
             return
         at = start + len(_OPEN)
         proposal = _read_call(text, start, at)
@@ -123,7 +120,7 @@ def _parse(source: str) -> tuple[str, Mapping[str, Any]] | None:
     name, arguments = value["name"], value["arguments"]
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         return None
-    if not isinstance(arguments, dict) or len(arguments) > MAX_ARGUMENTS:
+    if not isinstance(arguments, dict) or len(arguments) > LIMITS.checked_entries:
         return None
     return name, arguments
 
