@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from engine_core.checkpoint.jsonio import parse_json
+from engine_core.errors import EngineError
+from engine_core.family import Proposal, Typed
 from engine_core.limits import LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from engine_core.family import Proposal
+__all__ = ["find_calls", "is_argument_key", "json_call", "text_arguments"]
 
-__all__ = ["find_calls", "is_argument_key", "text_arguments"]
-
+_NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{LIMITS.tool_name_chars}}}")
 _KEY: Final = re.compile(r"[^\x00-\x1f\x7f<>{}\[\]\ud800-\udfff]+")
 
 
@@ -73,3 +75,29 @@ def text_arguments(pairs: Sequence[tuple[str, str]]) -> dict[str, str] | None:
     if len(arguments) != len(pairs) or len(pairs) > LIMITS.checked_entries:
         return None
     return arguments if all(map(is_argument_key, arguments)) else None
+
+
+def json_call(source: str, span: tuple[int, int], *, arguments_key: str) -> Proposal | None:
+    """Read a call that is one JSON object of a name and arguments; anything unusual is no call.
+
+    Args:
+        source: The object's text.
+        span: Where the call with its markup stands in the reply.
+        arguments_key: Key of the arguments.
+
+    Returns:
+        The call, its arguments with the types that the JSON states; ``None`` when it is none.
+    """
+    try:
+        value = parse_json(source.encode(), "tool call", LIMITS)
+    except (EngineError, UnicodeEncodeError):
+        return None
+    if not isinstance(value, dict) or value.keys() != {"name", arguments_key}:
+        return None
+    name, arguments = value["name"], value[arguments_key]
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        return None
+    if not isinstance(arguments, dict) or len(arguments) > LIMITS.checked_entries:
+        return None
+    reading = {key: Typed(argument) for key, argument in arguments.items()}
+    return Proposal(span=span, name=name, readings=(reading,))
