@@ -29,9 +29,9 @@ from engine_core.plugin_discovery import (
     PluginReport,
     PluginStatus,
     find_candidates,
-    reason_of,
 )
 from engine_core.plugin_owner import Owner, resolve_owner
+from engine_core.values import reason_of
 from engine_core.weight_plan import WeightPlan
 
 if TYPE_CHECKING:
