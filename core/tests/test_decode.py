@@ -514,12 +514,18 @@ class FailingModel(HybridModel):
         return logits
 
 
+class WithoutTextError(Exception):
+    def __str__(self):
+        raise ZeroDivisionError
+
+
 @BOTH
 @pytest.mark.parametrize(
     ("error", "code"),
     [
         (KeyError("layer"), "model.forward"),
         (SystemExit(3), "model.forward"),
+        (WithoutTextError(), "model.forward"),
         (ModelError("own", code="model.own"), "model.own"),
     ],
 )

@@ -32,6 +32,7 @@ from engine_core.errors import (
     WorkerDied,
 )
 from engine_core.limits import LIMITS
+from engine_core.values import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -370,7 +371,7 @@ def _closed() -> EngineError:
 
 def _died(cause: BaseException) -> EngineError:
     return WorkerDied(
-        f"worker: must run until it is closed, got {type(cause).__name__}: {cause}",
+        f"worker: must run until it is closed, got {reason_of(cause)}",
         hint="load a new client; this one cannot be used any more",
     )
 

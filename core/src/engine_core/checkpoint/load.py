@@ -29,6 +29,7 @@ from engine_core.nn.linear import Linear, arrange_weight
 from engine_core.nn.quantized import dequantize, quantize_module
 from engine_core.quantization import QuantizationPlan, QuantizationSpec
 from engine_core.step import BuildContext
+from engine_core.values import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -181,7 +182,7 @@ def _build(answers: SpecAnswers, context: BuildContext) -> Any:
     except (Exception, SystemExit) as exc:
         # The plugin boundary: whatever a family's code raises becomes one typed error.
         raise PluginError(
-            f"build: must make the model, got {type(exc).__name__}: {exc}",
+            f"build: must make the model, got {reason_of(exc)}",
             code="plugin.build",
             hint="the family plugin's build raised; its own error is the cause",
         ) from exc
