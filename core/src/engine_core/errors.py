@@ -7,7 +7,7 @@ the prose. Errors cross the worker thread as the same object, so type and cause 
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 __all__ = [
     "AffinityError",
@@ -181,9 +181,9 @@ class CapabilityUnavailable(EngineError):
         self.capability = capability
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        """Keep the two-argument constructor picklable and copyable."""
-        return (type(self), (self.capability, self.reason))
+    def __reduce__(self) -> tuple[type, tuple[str, str], dict[str, Any]]:
+        """Keep the two-argument constructor picklable and copyable, the hint with it."""
+        return (type(self), (self.capability, self.reason), vars(self))
 
 
 class ContextExceeded(InvalidRequest):
