@@ -28,10 +28,10 @@ from engine_core.errors import (
     Cancelled,
     ClientClosed,
     EngineError,
-    InvalidRequest,
     WorkerDied,
 )
 from engine_core.limits import LIMITS
+from engine_core.option_checks import integer
 from engine_core.values import reason_of
 
 if TYPE_CHECKING:
@@ -95,7 +95,6 @@ class Worker(Generic[ResourceT]):
         end_thread: Callable[[], None],
         *,
         queue_jobs: int = LIMITS.queue_jobs,
-        name: str = "engine-worker",
     ) -> None:
         """Prepare a worker; :meth:`start` makes the thread.
 
@@ -104,12 +103,11 @@ class Worker(Generic[ResourceT]):
             close_resource: Closes the resource, on the worker thread.
             end_thread: Clears per-thread state of the backend; the last call on the thread.
             queue_jobs: Waiting jobs admitted, the running one not counted (1 to 64).
-            name: Thread name.
 
         Raises:
             InvalidRequest: ``queue_jobs`` is out of range.
         """
-        self._queue_jobs = validate_queue_jobs(queue_jobs)
+        self._queue_jobs: int = integer(1, LIMITS.queue_jobs_max)("queue_jobs", queue_jobs)
         self._open = open_resource
         self._close = close_resource
         self._end_thread = end_thread
@@ -121,7 +119,7 @@ class Worker(Generic[ResourceT]):
         self._closing = False
         self._death: BaseException | None = None
         self._process = os.getpid()
-        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._main, name="engine-worker", daemon=True)
 
     def start(self) -> None:
         """Start the thread, open the resource on it and wait until it is open.
@@ -321,27 +319,6 @@ class Worker(Generic[ResourceT]):
             error = _died(cause)
             error.__cause__ = cause
             job.fail(error)
-
-
-def validate_queue_jobs(queue_jobs: int) -> int:
-    """Check the queue length that a caller asked for.
-
-    Args:
-        queue_jobs: Waiting jobs admitted (1 to 64).
-
-    Returns:
-        The same number.
-
-    Raises:
-        InvalidRequest: It is no integer in range.
-    """
-    whole = isinstance(queue_jobs, int) and not isinstance(queue_jobs, bool)
-    if not whole or not 1 <= queue_jobs <= LIMITS.queue_jobs_max:
-        raise InvalidRequest(
-            f"queue_jobs: must be an integer in 1..{LIMITS.queue_jobs_max}, got {queue_jobs!r}",
-            code="request.queue_jobs",
-        )
-    return queue_jobs
 
 
 def _close_all() -> None:
