@@ -154,7 +154,7 @@ class CacheError(EngineError):
 
 
 class InvalidRequest(EngineError):
-    """A request breaks a rule; nothing was started."""
+    """A request breaks a rule, or its own options leave no token to choose."""
 
     default_code = "request.invalid"
 

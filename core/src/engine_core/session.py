@@ -94,7 +94,8 @@ class Session:
             prompt_cache_bytes: Memory for stored prompt prefixes (bytes); the smaller of 2 GiB and
                 an eighth of the memory when omitted, 0 for none.
             prompt_cache_ttl: Seconds after which an unused prefix is dropped; never when omitted.
-            limits: Bounds on files and requests.
+            limits: Bounds on files, templates and stored prefixes, and the size of a prefill
+                chunk; what a request says is checked against the default ones.
             on_load_progress: Called with bytes done and all bytes; ``False`` cancels.
             is_cancelled: Polled while loading.
 
