@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from engine_core import CallbackError, Cancelled, Client, FinishReason
-from engine_core.callbacks import says_no
+from engine_core.callbacks import call_back, says_no
 from engine_core.plugins import Plugins
 from engine_core.testing.playback import Playback
 from engine_core.testing.tokenizers import byte_level_tokenizer_json
@@ -45,7 +45,20 @@ class Unequal:
     __hash__ = None  # type: ignore[assignment]
 
 
+class WithoutTextError(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
 UNCLEAR: list[Any] = [np.array([False, True]), Unequal()]
+
+
+def test_error_without_a_text_is_a_callback_error() -> None:
+    def fail() -> None:
+        raise WithoutTextError
+
+    with pytest.raises(CallbackError, match=r"^on_token: must not raise, got .*WithoutTextError"):
+        call_back(fail, "on_token")
 
 
 @pytest.mark.parametrize("answer", NO, ids=repr)

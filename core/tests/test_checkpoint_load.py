@@ -12,7 +12,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from engine_core.checkpoint import load as load_module
-from engine_core.checkpoint.load import choose_compute_dtype, load_model, read_checkpoint
+from engine_core.checkpoint.load import choose_compute_dtype, load_model
+from engine_core.checkpoint.reader import read_checkpoint
 from engine_core.errors import ConfigError, EngineError, InvalidRequest, PluginError
 from engine_core.family import Architecture, Full, MediaPlan, MtpPlan, NormFold
 from engine_core.kernels import KernelRegistry

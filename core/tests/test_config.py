@@ -16,6 +16,7 @@ CONFIG = CheckpointConfig(
         "name": "silu",
         "retired": None,
         "items": [1, 2],
+        "kinds": ["full", "slides"],
         "text_config": {"size": 3, "inner": {"x": "y"}, "gone": None},
     }
 )
@@ -27,7 +28,7 @@ def test_config_null_entries_are_absent() -> None:
     assert CONFIG.integer("retired", default=7) == 7
     assert "gone" not in CONFIG.section("text_config")
     assert "retired" not in list(CONFIG)
-    assert len(CONFIG) == 7
+    assert len(CONFIG) == 8
 
 
 def test_config_readers_give_typed_values() -> None:
@@ -38,7 +39,11 @@ def test_config_readers_give_typed_values() -> None:
     assert CONFIG.number("rate", minimum=0.5) == 0.5
     assert CONFIG.boolean("flag") is True
     assert CONFIG.string("name", choices={"silu", "gelu"}) == "silu"
-    assert CONFIG.sequence("items") == (1, 2)
+    assert CONFIG.number("rate", above=0.4) == 0.5
+    assert CONFIG.number("retired", default=0.0, above=1) == 0.0
+    assert CONFIG.sequence("items", length=2) == (1, 2)
+    assert CONFIG.sequence("kinds", choices=("slides", "full")) == ("full", "slides")
+    assert CONFIG.sequence("retired", default=(), length=2, choices=("full",)) == ()
     assert CONFIG.mapping("text_config")["gone"] is None
     assert CONFIG.section("text_config").integer("size") == 3
     assert CONFIG.section("nowhere").integer("size", default=None) is None
@@ -62,6 +67,16 @@ def test_config_readers_give_typed_values() -> None:
             "config.json: name must be one of ['gelu'], got 'silu'",
         ),
         (lambda c: c.sequence("size"), "config.json: size must be a list, got 8"),
+        (lambda c: c.number("rate", above=0.5), "config.json: rate must be above 0.5, got 0.5"),
+        (lambda c: c.sequence("items", length=3), "config.json: items must have 3 entries, got 2"),
+        (
+            lambda c: c.sequence("kinds", choices=("full", "bent")),
+            "config.json: kinds must hold some of ['bent', 'full'], got 'slides'",
+        ),
+        (
+            lambda c: c.sequence("items", choices=("1", "2")),
+            "config.json: items must hold some of ['1', '2'], got 1",
+        ),
         (lambda c: c.mapping("items"), "config.json: items must be an object, got list of 2"),
         (lambda c: c.section("items"), "config.json: items must be an object, got list of 2"),
         (

@@ -269,22 +269,6 @@ def test_score_any_chunk_gives_every_row(chunk):
     assert sum(model.head_rows) == 23
 
 
-def test_score_continues_from_a_position_and_tells_progress():
-    told = []
-    caches = new_caches()
-    feed_prompt(MeanModel(), caches, IDS[:5])
-    rows = score(
-        MeanModel(),
-        caches,
-        IDS[5:],
-        start=5,
-        chunk=9,
-        on_chunk=lambda done, all_: told.append((done, all_)),
-    )
-    np.testing.assert_allclose(rows, reference(IDS)[5:], atol=1e-4)
-    assert told == [(9, 18), (18, 18)]
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_score_non_finite_row_names_its_position(value):
     class Broken(MeanModel):

@@ -35,7 +35,7 @@ def test_error_message_is_bounded() -> None:
 def test_error_survives_pickling_with_code_and_hint(name: str) -> None:
     kind = getattr(errors, name)
     made = (
-        kind("acceleration:mtp", "no module")
+        kind("acceleration:mtp", "no module", hint="do it")
         if name == "CapabilityUnavailable"
         else kind("a\x1b: must be, got b", code="area.name", hint="do it")
     )

@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from engine_core.cache.kv import KvCache
-from engine_core.nn import attend, attention_mask
+from engine_core.nn import (
+    Linear,
+    Module,
+    attend,
+    attention_mask,
+    attention_masks,
+    project_heads,
+)
 from engine_core.testing import reference
 
 N, K, D, T = 6, 2, 8, 23
@@ -109,3 +116,35 @@ def test_attention_mask_wide_append_is_an_array_for_the_returned_keys(cached: in
     keys, _ = cache.append(mx.zeros((1, K, 6, D)), mx.zeros((1, K, 6, D)))
     assert mask.shape == (6, keys.shape[2])
     assert np.array(mask).sum(axis=1).max() == 4
+
+
+def test_masks_of_a_window_are_one() -> None:
+    caches = [cache_of(None), cache_of(5), cache_of(None), cache_of(5), cache_of(40)]
+    for cache in caches:
+        cache.append(batch(KEYS[:6]), batch(VALUES[:6]))
+    full, sliding, *others, wide = attention_masks(caches, 3)
+    assert full == wide == others[0] == "causal"
+    assert others[1] is sliding
+    assert np.array_equal(np.array(sliding), np.array(attention_mask(caches[1], 3)))
+    assert attention_masks([], 3) == []
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("joined", [True, False])
+def test_heads_of_joined_and_of_separate_projections(joined: bool, rows: int) -> None:
+    hidden = RNG.normal(size=(2, rows, 10)).astype(np.float32)
+    weight = RNG.normal(size=((N + 2 * K) * D, 10)).astype(np.float32)
+    layer, ends = Module(), [0, N * D, (N + K) * D, (N + 2 * K) * D]
+    if joined:
+        layer.qkv_proj = Linear(10, len(weight))
+        layer.qkv_proj.weight = mx.array(weight)
+    else:
+        for name, start, stop in zip("qkv", ends, ends[1:], strict=False):
+            projection = Linear(10, stop - start)
+            projection.weight = mx.array(weight[start:stop])
+            setattr(layer, f"{name}_proj", projection)
+    expected = np.float64(hidden) @ np.float64(weight).T
+    parts = project_heads(layer, mx.array(hidden), N, K, D)
+    for part, start, stop in zip(parts, ends, ends[1:], strict=False):
+        wanted = expected[..., start:stop].reshape(2, rows, -1, D).swapaxes(1, 2)
+        np.testing.assert_allclose(np.array(part), wanted, atol=1e-5)

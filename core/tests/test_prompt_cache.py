@@ -11,8 +11,8 @@ import attrs
 import mlx.core as mx
 import pytest
 
-import engine_core.decode.loop as decode_loop
 import engine_core.decode.prefill as decode_prefill
+import engine_core.decode.stepper as decode_stepper
 from engine_core import (
     BackendError,
     CallbackError,
@@ -379,8 +379,8 @@ SEAMS = {
     "head": (LayeredModel, "head", KeyError("weights"), ModelError),
     "append": (KvCache, "append", ValueError("rows"), ModelError),
     "evaluate a chunk": (decode_prefill, "evaluate", DEVICE, BackendError),
-    "evaluate a token": (decode_loop, "evaluate", DEVICE, BackendError),
-    "queue a step": (decode_loop, "queue", DEVICE, BackendError),
+    "evaluate a token": (decode_stepper, "evaluate", DEVICE, BackendError),
+    "queue a step": (decode_stepper, "queue", DEVICE, BackendError),
     "sampling": (TokenChooser, "choose", InvalidRequest("logits: none"), InvalidRequest),
     "detokenizer": (ReplyDecoder, "push", ModelError("text: broken"), ModelError),
     "pool lookup": (PromptPool, "find", ModelError("pool: broken"), ModelError),
@@ -433,7 +433,7 @@ def test_device_fault_drops_what_shares_buffers_with_the_failed_request(
     reply = any_session.complete(ids, max_tokens=4)
     shares = any(isinstance(cache, KvCache) for cache in any_session.new_caches())
     with monkeypatch.context() as patch:
-        patch.setattr(decode_loop, "evaluate", raises(DEVICE))
+        patch.setattr(decode_stepper, "evaluate", raises(DEVICE))
         with pytest.raises(BackendError):
             any_session.complete([*ids, *reply.token_ids[:3], 5], max_tokens=4)
     info = any_session.cache_info()

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import attrs
 
-from engine_core.checkpoint.jsonio import parse_json
-from engine_core.errors import EngineError
-from engine_core.family import Proposal, Typed
 from engine_core.limits import LIMITS
+from engine_core.tools.markup import json_call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from engine_core.family import Proposal
     from engine_core.messages import ToolDecl
 
 __all__ = ["HERMES", "HermesSyntax"]
 
-MAX_CALLS: Final = 64
-MAX_OPENERS: Final = 256
-MAX_ARGUMENTS: Final = 256
 _OPEN: Final = "<tool_call>"
 _CLOSE: Final = "</tool_call>"
 # A string without an end matches to the end, so that its inner quotes are not tried in turn.
 _JSON_STEP = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\Z)|[{}\[\]]', re.DOTALL)
 _SPACE = re.compile(r"\s*")
-_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{LIMITS.tool_name_chars}}}")
 
 
 @attrs.frozen
@@ -56,9 +51,9 @@ class HermesSyntax:
 
 def _proposals(text: str) -> Iterator[Proposal]:
     found = at = read = 0
-    for _ in range(MAX_OPENERS):
+    for _ in range(LIMITS.call_openers):
         start = text.find(_OPEN, at)
-        if start < 0 or found == MAX_CALLS or read > LIMITS.arguments_total_bytes:
+        if start < 0 or found == LIMITS.reply_calls or read > LIMITS.arguments_total_bytes:
             return
         at = start + len(_OPEN)
         proposal = _read_call(text, start, at)
@@ -78,15 +73,8 @@ def _read_call(text: str, start: int, at: int) -> Proposal | None:
     close = _skip_space(text, end)
     if not text.startswith(_CLOSE, close):
         return None
-    call = _parse(text[begin:end])
-    if call is None:
-        return None
-    name, arguments = call
-    return Proposal(
-        span=(start, close + len(_CLOSE)),
-        name=name,
-        readings=({key: Typed(value) for key, value in arguments.items()},),
-    )
+    span = (start, close + len(_CLOSE))
+    return json_call(text[begin:end], span, arguments_key="arguments")
 
 
 def _skip_space(text: str, at: int) -> int:
@@ -110,22 +98,6 @@ def _object_end(text: str, begin: int) -> int | None:
         if depth > LIMITS.json_depth:
             return None
     return None
-
-
-def _parse(source: str) -> tuple[str, Mapping[str, Any]] | None:
-    """Read one call strictly; anything unusual is no call."""
-    try:
-        value = parse_json(source.encode(), "tool call", LIMITS)
-    except (EngineError, UnicodeEncodeError):
-        return None
-    if not isinstance(value, dict) or value.keys() != {"name", "arguments"}:
-        return None
-    name, arguments = value["name"], value["arguments"]
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        return None
-    if not isinstance(arguments, dict) or len(arguments) > MAX_ARGUMENTS:
-        return None
-    return name, arguments
 
 
 HERMES = HermesSyntax()

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from engine_core.errors import CallbackError
+from engine_core.values import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +42,7 @@ def call_back(callback: Callable[..., Any], name: str, *arguments: object) -> An
         if is_main and not isinstance(exc, Exception):
             raise
         raise CallbackError(
-            f"{name}: must not raise, got {type(exc).__name__}: {exc}",
+            f"{name}: must not raise, got {reason_of(exc)}",
             code=code,
             hint="the callback's own error is the cause",
         ) from exc

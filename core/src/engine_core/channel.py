@@ -30,17 +30,13 @@ class ChannelEnd(Exception):  # noqa: N818 - a signal like StopIteration, not an
 class Channel(Generic[ItemT]):
     """A bounded FIFO with an end, an error and a consumer that may leave."""
 
-    def __init__(
-        self, capacity: int = LIMITS.stream_events, notify: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, notify: Callable[[], None] | None = None) -> None:
         """Make an empty channel.
 
         Args:
-            capacity: Items held before the producer waits.
             notify: Called on the producer thread after an item or the end was added; must
                 neither block nor raise.
         """
-        self._capacity = capacity
         self._notify = notify
         self._items: deque[ItemT] = deque()
         self._changed = threading.Condition()  # over a reentrant lock: finalizers may need it
@@ -60,7 +56,7 @@ class Channel(Generic[ItemT]):
             cancelled.
         """
         with self._changed:
-            while not self._consumer_left and len(self._items) >= self._capacity:
+            while not self._consumer_left and len(self._items) >= LIMITS.stream_events:
                 if is_cancelled():
                     return False
                 self._changed.wait(_POLL_SECONDS)

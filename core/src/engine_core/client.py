@@ -23,7 +23,6 @@ from engine_core.worker import Job, Worker
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
     import numpy as np
     import numpy.typing as npt
@@ -286,11 +285,6 @@ class Client(AsyncClientMethods):
         """Return the client."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the client."""
         self.close()

@@ -10,7 +10,6 @@ from engine_core.streaming import AsyncReplyStream, LoopWaker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     import numpy as np
     import numpy.typing as npt
@@ -119,11 +118,6 @@ class AsyncClientMethods(ClientHandle):
         """Return the client."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the client."""
         await self.aclose()

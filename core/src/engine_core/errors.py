@@ -7,7 +7,7 @@ the prose. Errors cross the worker thread as the same object, so type and cause 
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 __all__ = [
     "AffinityError",
@@ -45,7 +45,8 @@ class EngineError(Exception):
 
     Attributes:
         code: Stable machine-readable name, e.g. ``"checkpoint.tensor_missing"``.
-        hint: One sentence on what to do about it; empty when there is nothing to add.
+        hint: One sentence on what to do about it; empty when there is nothing to add. Options
+            stand in it as ``name=``, with a value or without, so that the command line finds them.
     """
 
     default_code: ClassVar[str] = "engine"
@@ -153,7 +154,7 @@ class CacheError(EngineError):
 
 
 class InvalidRequest(EngineError):
-    """A request breaks a rule; nothing was started."""
+    """A request breaks a rule, or its own options leave no token to choose."""
 
     default_code = "request.invalid"
 
@@ -180,9 +181,9 @@ class CapabilityUnavailable(EngineError):
         self.capability = capability
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        """Keep the two-argument constructor picklable and copyable."""
-        return (type(self), (self.capability, self.reason))
+    def __reduce__(self) -> tuple[type, tuple[str, str], dict[str, Any]]:
+        """Keep the two-argument constructor picklable and copyable, the hint with it."""
+        return (type(self), (self.capability, self.reason), vars(self))
 
 
 class ContextExceeded(InvalidRequest):
@@ -207,7 +208,7 @@ class ContextExceeded(InvalidRequest):
         super().__init__(
             f"request: prompt + max_tokens must fit {limit} context tokens, "
             f"got {prompt_tokens} + {max_tokens}",
-            hint="shorten the conversation or lower max_tokens",
+            hint="shorten the conversation or pass a smaller max_tokens=",
         )
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens

@@ -22,7 +22,7 @@ from engine_core.errors import (
     InvalidRequest,
 )
 from engine_core.events import Completed, Progress
-from engine_core.limits import LIMITS, Limits
+from engine_core.limits import LIMITS
 from engine_core.message_parsing import parse_messages
 from engine_core.request import GenerateOptions
 from engine_core.tool_parsing import check_declared
@@ -41,15 +41,12 @@ if TYPE_CHECKING:
 __all__ = ["Control", "Request", "Run", "checked_token_ids"]
 
 
-def checked_token_ids(
-    token_ids: Sequence[int], subject: str, limits: Limits = LIMITS
-) -> tuple[int, ...]:
+def checked_token_ids(token_ids: Sequence[int], subject: str) -> tuple[int, ...]:
     """Check token ids as far as that goes without a vocabulary.
 
     Args:
         token_ids: At least one id.
         subject: What they are, for the error.
-        limits: Bounds.
 
     Returns:
         A copy.
@@ -58,14 +55,14 @@ def checked_token_ids(
         InvalidRequest: It is no non-empty sequence of non-negative integers, or too long.
     """
     code = f"request.{subject}"
-    values = _as_list(token_ids, limits.context_tokens + 1)
+    values = _as_list(token_ids, LIMITS.context_tokens + 1)
     if values is None:
         raise InvalidRequest(
             f"{subject}: must be a sequence of token ids, got {shown(token_ids)}", code=code
         )
-    if not 1 <= len(values) <= limits.context_tokens:
+    if not 1 <= len(values) <= LIMITS.context_tokens:
         raise InvalidRequest(
-            f"{subject}: must hold 1 to {limits.context_tokens} ids, got "
+            f"{subject}: must hold 1 to {LIMITS.context_tokens} ids, got "
             + ("more" if values else "none"),
             code=code,
         )
@@ -77,7 +74,7 @@ def checked_token_ids(
             number = -1 if is_boolean else operator.index(value)
         except TypeError:  # no integer: a float, a text, a row of a matrix
             number = -1
-        if not 0 <= number <= limits.tensor_dimension:
+        if not 0 <= number <= LIMITS.tensor_dimension:
             raise InvalidRequest(
                 f"{subject}[{index}]: must be a token id, got {shown(value)}", code=code
             )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import attrs
 
 from engine_core.backend import evaluate, load_mlx
+from engine_core.values import reason_of
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -116,7 +117,7 @@ class Kernel:
         try:
             return function(*inputs)
         except Exception as exc:  # noqa: BLE001 - whatever a kernel raises, the result is known
-            self._fall_back(device, _describe(exc))
+            self._fall_back(device, reason_of(exc))
             return self._reference(*inputs)
 
     def reports(self) -> tuple[KernelReport, ...]:
@@ -134,7 +135,7 @@ class Kernel:
             evaluate(*got)
             layout = _layout(got)
         except Exception as exc:  # noqa: BLE001 - whatever a kernel raises, the result is known
-            self._fall_back(device, _describe(exc))
+            self._fall_back(device, reason_of(exc))
             return
         if layout != _layout(wanted):
             self._fall_back(device, f"results must be {_layout(wanted)!r}, got {layout!r}")
@@ -222,10 +223,6 @@ class KernelRegistry:
 
 def _device_name() -> str:
     return str(load_mlx().default_device())
-
-
-def _describe(exc: Exception) -> str:
-    return f"{type(exc).__name__}: {' '.join(str(exc).split())[:200]}"
 
 
 def _as_tuple(result: Any) -> tuple[mx.array, ...]:

@@ -1,4 +1,4 @@
-"""Every bound of the engine in one frozen record; no literal bound stands elsewhere."""
+"""The engine's bounds in one frozen record."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ class Limits:
     checked_nodes: int = 8192  # values in a checked instance, and visits of one check
     checked_entries: int = 256  # entries of one container in a checked instance
     checked_bytes: int = 64 * MIB  # text looked at in one check, each visit counted
-    reply_calls: int = 64  # accepted calls of one reply
+    reply_calls: int = 64  # proposed and accepted calls of one reply
+    call_openers: int = 256  # markers of one reply that may begin a call
+    argument_key_bytes: int = 128
     max_tokens: int = 1_048_576
     context_tokens: int = 16_777_216
     stop_strings: int = 64

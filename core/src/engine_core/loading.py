@@ -11,13 +11,11 @@ import attrs
 from engine_core import backend
 from engine_core.cache.build import build_caches
 from engine_core.cache.pool import make_pool
-from engine_core.callbacks import call_back, says_no
 from engine_core.checkpoint.load import choose_compute_dtype, load_model
 from engine_core.checkpoint.reader import read_checkpoint
-from engine_core.errors import Cancelled, CapabilityUnavailable
+from engine_core.errors import CapabilityUnavailable
 from engine_core.info import ClientInfo
 from engine_core.kernels import KernelRegistry
-from engine_core.limits import LIMITS, Limits
 from engine_core.nn.activations import computes_on_cpu
 from engine_core.plugins import Plugins
 from engine_core.spec import (
@@ -30,9 +28,6 @@ from engine_core.spec import (
 from engine_core.text_loading import collect_eos_ids, load_prompter
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
-
     import mlx.core as mx
 
     from engine_core.backend import AllocatorHold
@@ -40,73 +35,14 @@ if TYPE_CHECKING:
     from engine_core.cache.pool import PromptPool
     from engine_core.checkpoint.load import LoadedModel
     from engine_core.checkpoint.reader import Checkpoint
+    from engine_core.limits import Limits
+    from engine_core.load_options import LoadOptions
     from engine_core.plugins import Owner
     from engine_core.prompting import Prompter
     from engine_core.spec import SpecAnswers
     from engine_core.step import CausalLM
 
-__all__ = ["LoadOptions", "Loaded", "load_checkpoint"]
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class LoadOptions:
-    """How to load; the fields are those of ``Session.load``.
-
-    Attributes:
-        template: Source of a chat template, ``False`` for none, ``None`` for the checkpoint's.
-        compute_dtype: Dtype of activations, or ``"auto"``.
-        quantized_weights: What becomes of packed weights.
-        plugins: Plugins to choose from.
-        family: Family to use.
-        certificates: Certificates for speculative decoding.
-        extra_eos_tokens: Token texts that end a reply.
-        allocator_cache_bytes: Freed memory MLX may keep (bytes).
-        prompt_cache_bytes: Bound on stored prompt prefixes; ``None`` for the default, 0 for none.
-        prompt_cache_ttl: Seconds after which an unused prefix is dropped, ``None`` for never.
-        limits: Bounds.
-        on_progress: Called with bytes done and all bytes; ``False`` cancels.
-        is_cancelled: Polled while loading.
-    """
-
-    template: str | bool | None = None
-    compute_dtype: str = "auto"
-    quantized_weights: str = "auto"
-    plugins: Plugins | None = None
-    family: str | None = None
-    certificates: tuple[Any, ...] = ()
-    extra_eos_tokens: tuple[str, ...] = ()
-    allocator_cache_bytes: int | None = None
-    prompt_cache_bytes: int | None = None
-    prompt_cache_ttl: float | None = None
-    limits: Limits = LIMITS
-    on_progress: Callable[[int, int], bool | None] | None = None
-    is_cancelled: Callable[[], bool] | None = None
-
-    def check_cancelled(self) -> None:
-        """End the load when somebody asked for that.
-
-        Raises:
-            Cancelled: The load was cancelled.
-            CallbackError: The callback raised or gave no truth value.
-        """
-        if self.is_cancelled is not None and call_back(self.is_cancelled, "is_cancelled"):
-            raise Cancelled("load: was cancelled")
-
-    def report(self, done: int, total: int) -> None:
-        """Pass progress on.
-
-        Args:
-            done: Bytes read.
-            total: All bytes.
-
-        Raises:
-            Cancelled: The caller does not want the model any more.
-            CallbackError: A callback raised or gave no truth value.
-        """
-        self.check_cancelled()
-        progress = self.on_progress
-        if progress is not None and says_no(progress, "on_load_progress", done, total):
-            raise Cancelled("load: was cancelled by on_load_progress")
+__all__ = ["Loaded", "load_checkpoint"]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -146,12 +82,11 @@ class Loaded:
         return build_caches(self.spec.answers.architecture.layers, self.compute_dtype)
 
 
-def load_checkpoint(path: str | os.PathLike[str], options: LoadOptions) -> Loaded:
+def load_checkpoint(options: LoadOptions) -> Loaded:
     """Load everything.
 
     Args:
-        path: Directory of the checkpoint.
-        options: How.
+        options: What to load and how.
 
     Returns:
         What a session owns.
@@ -165,7 +100,7 @@ def load_checkpoint(path: str | os.PathLike[str], options: LoadOptions) -> Loade
     backend.load_mlx()
     allocator = backend.AllocatorHold(_allocator_cache_bytes(options))
     try:
-        return _load(path, options, allocator, pool, started)
+        return _load(options, allocator, pool, started)
     except BaseException:
         allocator.release()
         raise
@@ -184,16 +119,12 @@ def _allocator_cache_bytes(options: LoadOptions) -> int:
 
 
 def _load(
-    path: str | os.PathLike[str],
-    options: LoadOptions,
-    allocator: AllocatorHold,
-    pool: PromptPool | None,
-    started: float,
+    options: LoadOptions, allocator: AllocatorHold, pool: PromptPool | None, started: float
 ) -> Loaded:
     limits = options.limits
     options.check_cancelled()
     plugins = options.plugins if options.plugins is not None else Plugins.load()
-    with read_checkpoint(path, limits) as checkpoint:
+    with read_checkpoint(options.path, limits) as checkpoint:
         owner = find_owner(plugins, checkpoint.config, options.family)
         answers = resolve_spec_answers(
             plugins, owner, checkpoint.config, checkpoint.tensors, checkpoint.processor_config

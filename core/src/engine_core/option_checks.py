@@ -78,17 +78,16 @@ def unknown_option(
     )
 
 
-def nullable(check: Check, default: Any = None) -> Check:
+def nullable(check: Check) -> Check:
     """Let ``None`` stand for an option that was not given.
 
     Args:
         check: Check of any other value.
-        default: What ``None`` means.
 
     Returns:
         The check.
     """
-    return lambda option, value: default if value is None else check(option, value)
+    return lambda option, value: None if value is None else check(option, value)
 
 
 def boolean(option: str, value: object) -> bool:

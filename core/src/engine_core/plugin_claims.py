@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from engine_core import hookspecs
-from engine_core.errors import PluginConflictError, PluginError, UnsupportedModelError
+from engine_core.errors import PluginConflictError, PluginError
 from engine_core.family import FamilyInfo, TemplateDialect
 from engine_core.markers import PROJECT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from engine_core.family import ToolSyntax
 
@@ -22,7 +22,6 @@ __all__ = [
     "Claims",
     "Contributions",
     "Plugin",
-    "check_family_claim",
     "check_family_name",
     "check_implementation",
     "read_contributions",
@@ -67,38 +66,6 @@ class Plugin:
     def __str__(self) -> str:
         """Name the plugin and who brought it, for errors."""
         return f"{self.name} ({self.distribution} {self.version})".replace(" )", ")")
-
-
-def check_family_claim(
-    family: FamilyInfo, model_type: str | None, architectures: Sequence[str]
-) -> None:
-    """Refuse a chosen family that does not claim the checkpoint.
-
-    A neighbouring architecture often has the same tensors, so it would load and compute
-    something else: a sliding window, a cap or a multiplier that the family does not know.
-
-    Args:
-        family: The family that the caller chose.
-        model_type: ``model_type`` of ``config.json``, ``None`` when absent.
-        architectures: ``architectures`` of ``config.json``, looked at only without a
-            ``model_type``; without either there is no claim to check.
-
-    Raises:
-        UnsupportedModelError: It does not, code ``model.family_mismatch``.
-    """
-    if model_type is not None:
-        kind, named, claimed = "model_type", [model_type], family.model_types
-    else:
-        kind, named, claimed = "architectures", list(architectures), family.architectures
-    if not named or set(claimed) & set(named):
-        return
-    choices = ", ".join(map(repr, sorted(claimed))) or "(none)"
-    raise UnsupportedModelError(
-        f"config.json: {kind} must be one that family {family.name!r} claims ({choices}), "
-        f"got {', '.join(map(repr, named))}",
-        code="model.family_mismatch",
-        hint="leave the family out; it only decides between plugins that claim the checkpoint",
-    )
 
 
 def check_implementation(implementation: object) -> None:
@@ -257,7 +224,7 @@ class Claims:
         """
         claimants = self._claimants.get((kind, name), [])
         if len(claimants) > 1:
-            hint = "block or uninstall one of them"
+            hint = "leave one out with block=, or uninstall it"
             if kind in ("model_type", "architecture"):
                 hint = f"pass family= to choose, or {hint}"
             raise PluginConflictError(

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import enum
 import importlib.metadata
-import traceback
 from typing import TYPE_CHECKING
 
 import attrs
 
-from engine_core.errors import EngineError
 from engine_core.markers import ENTRY_POINT_GROUP, ENTRY_POINT_PREFIX, HOOK_API
+from engine_core.values import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Candidate", "PluginReport", "PluginStatus", "find_candidates", "reason_of"]
-
-_REASON_CHARS = 400
+__all__ = ["Candidate", "PluginReport", "PluginStatus", "find_candidates"]
 
 
 class PluginStatus(enum.StrEnum):
@@ -67,23 +64,6 @@ class Candidate:
     entry_point: importlib.metadata.EntryPoint | None = None
     status: PluginStatus = PluginStatus.ACTIVE
     reason: str = ""
-
-
-def reason_of(error: BaseException) -> str:
-    """Put an exception into one short line, also when its own text cannot be made.
-
-    Args:
-        error: Any exception.
-
-    Returns:
-        Its type and message on one line.
-    """
-    if isinstance(error, EngineError):
-        text = str(error)
-    else:
-        text = "".join(traceback.format_exception_only(error))
-    line = " ".join(text.split())
-    return line if len(line) <= _REASON_CHARS else f"{line[:_REASON_CHARS]}..."
 
 
 def find_candidates() -> list[Candidate]:

@@ -14,18 +14,12 @@ import attrs
 import pluggy
 
 from engine_core import hookspecs
-from engine_core.errors import (
-    EngineError,
-    PluginConflictError,
-    PluginError,
-    UnsupportedModelError,
-)
+from engine_core.errors import EngineError, PluginError
 from engine_core.family import Architecture, FamilyInfo, MediaPlan, MtpPlan, NormFold
 from engine_core.markers import PROJECT
 from engine_core.plugin_claims import (
     Claims,
     Plugin,
-    check_family_claim,
     check_family_name,
     check_implementation,
     read_contributions,
@@ -35,8 +29,9 @@ from engine_core.plugin_discovery import (
     PluginReport,
     PluginStatus,
     find_candidates,
-    reason_of,
 )
+from engine_core.plugin_owner import Owner, resolve_owner
+from engine_core.values import reason_of
 from engine_core.weight_plan import WeightPlan
 
 if TYPE_CHECKING:
@@ -51,19 +46,6 @@ __all__ = ["Owner", "Plugin", "PluginReport", "PluginStatus", "Plugins"]
 _BUILTIN = "engine_core.builtin"
 _Answer = TypeVar("_Answer")
 _Named = TypeVar("_Named", bound="TemplateDialect | ToolSyntax")
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Owner:
-    """The plugin that answers for a checkpoint, and as which of its families.
-
-    Attributes:
-        plugin: The plugin.
-        family: The family.
-    """
-
-    plugin: Plugin
-    family: FamilyInfo
 
 
 class Plugins:
@@ -201,58 +183,8 @@ class Plugins:
                 it (code ``model.family_mismatch``).
             PluginConflictError: More than one claims it.
         """
-        if family is not None:
-            owners = self._owners("family", [family])
-            if not owners:
-                known = self._claims.names("family")
-                raise self._unsupported("checkpoint: family", known, repr(family))
-            for owner in owners:
-                check_family_claim(owner.family, model_type, architectures)
-        elif model_type is not None:
-            owners = self._owners("model_type", [model_type])
-            if not owners:
-                known = self._claims.names("model_type")
-                raise self._unsupported("config.json: model_type", known, repr(model_type))
-        else:
-            owners = self._owners("architecture", architectures)
-            if not owners:
-                known = self._claims.names("architecture")
-                got = ", ".join(map(repr, architectures)) or "neither it nor model_type"
-                raise self._unsupported("config.json: architectures", known, got)
-        if len(owners) > 1:
-            names = " and ".join(f"{owner.family.name!r} of {owner.plugin}" for owner in owners)
-            raise PluginConflictError(
-                f"config.json: architectures must mean one family, got {names}",
-                hint="pass family= to choose",
-            )
-        return owners[0]
-
-    def _owners(self, kind: str, names: Sequence[str]) -> list[Owner]:
-        owners: list[Owner] = []
-        for name in dict.fromkeys(names):
-            plugin = self._claims.holder(kind, name)
-            for family in plugin.contributions.families if plugin is not None else ():
-                claimed = {
-                    "family": {family.name},
-                    "model_type": family.model_types,
-                    "architecture": family.architectures,
-                }[kind]
-                if name in claimed and all(owner.family is not family for owner in owners):
-                    owners.append(Owner(plugin=plugin, family=family))  # type: ignore[arg-type]
-        return owners
-
-    def _unsupported(self, subject: str, known: list[str], got: str) -> UnsupportedModelError:
-        """Build the error; a plugin that is not active may be the one that is missed."""
-        choices = ", ".join(map(repr, known)) or "(no family plugin is active)"
-        message = f"{subject} must be one of {choices}, got {got}"
-        missed = [
-            f"{row.name} of {row.distribution} {row.status.value} ({row.reason})"
-            for row, _ in self._rows
-            if row.status is not PluginStatus.ACTIVE
-        ]
-        if missed:
-            message = f"{message}; plugins not active: {'; '.join(missed)}"
-        return UnsupportedModelError(message, hint="install a plugin for this family")
+        inactive = [row for row, _ in self._rows if row.status is not PluginStatus.ACTIVE]
+        return resolve_owner(self._claims, model_type, architectures, family, inactive=inactive)
 
     # Contributions: asked once, at loading.
 

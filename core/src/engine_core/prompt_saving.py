@@ -82,7 +82,7 @@ def load_prefix(loaded: Loaded, path: str | os.PathLike[str]) -> int:
             f"prompt cache: {len(key.ids)} tokens must stay stored in {pool.budget_bytes} bytes, "
             "got dropped at once",
             code="cache.too_large",
-            hint="load the model with a larger prompt_cache_bytes, or a longer prompt_cache_ttl",
+            hint="load the model with a larger prompt_cache_bytes=, or a longer prompt_cache_ttl=",
         )
     return len(key.ids)
 
@@ -99,6 +99,6 @@ def _pool(loaded: Loaded) -> PromptPool:
         raise CacheError(
             "prompt cache: saving and loading need a pool, got a budget of 0 bytes",
             code="cache.no_pool",
-            hint="load the model with prompt_cache_bytes above 0",
+            hint="load the model with a prompt_cache_bytes= above 0",
         )
     return loaded.pool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
 
@@ -183,8 +183,8 @@ class Prompter:
             ids = self._tokenizer("a text prompt").encode(request.prompt, add_special_tokens=True)
             return _prompt(ids)
         if not request.is_chat:
-            return Prompt(ids=tuple(_token_ids(request.prompt)))
-        return self._chat(_messages(request.prompt), options)
+            return Prompt(ids=cast("tuple[int, ...]", request.prompt))
+        return self._chat(cast("tuple[Message, ...]", request.prompt), options)
 
     def _chat(self, messages: Sequence[Message], options: GenerateOptions) -> Prompt:
         tokenizer = self._tokenizer("a conversation")
@@ -242,7 +242,7 @@ class Prompter:
         if options.advertised_tools or any(m.tool_calls or m.role == "tool" for m in messages):
             require("tools")
         if options.thinking is not None:
-            require("thinking_toggle", hint="leave thinking out")
+            require("thinking_toggle", hint="leave thinking= out")
 
     def _tokenizer(self, subject: str) -> Tokenizer:
         if self.tokenizer is None:
@@ -258,11 +258,3 @@ def _prompt(ids: Sequence[int], *, opens_reasoning: bool = False) -> Prompt:
     if not ids:
         raise InvalidRequest("prompt: must have at least one token, got 0", code="request.prompt")
     return Prompt(ids=tuple(ids), opens_reasoning=opens_reasoning)
-
-
-def _token_ids(prompt: tuple[Message, ...] | tuple[int, ...]) -> list[int]:
-    return [item for item in prompt if isinstance(item, int)]
-
-
-def _messages(prompt: tuple[Message, ...] | tuple[int, ...]) -> list[Message]:
-    return [item for item in prompt if isinstance(item, Message)]

@@ -271,7 +271,7 @@ class GenerateOptions:
             if name in self.template_options:
                 checks.refuse("template_options", "must leave the engine's own variables", name)
         if self.thinking is not None and "enable_thinking" in self.template_options:
-            hint = "pass thinking alone"
+            hint = "pass thinking= alone"
             checks.refuse("template_options", "thinking is given already", "enable_thinking", hint)
 
 

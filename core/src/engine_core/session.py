@@ -7,48 +7,32 @@ from contextlib import contextmanager
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
+import attrs
+
 from engine_core.backend import OwnerThread, memory_report
-from engine_core.errors import AffinityError, ClientClosed, InvalidRequest
+from engine_core.errors import AffinityError, ClientClosed
 from engine_core.generation import Control, Request, checked_token_ids
 from engine_core.info import PromptCacheInfo
-from engine_core.limits import LIMITS, Limits
+from engine_core.limits import LIMITS
 from engine_core.option_checks import refuse
 from engine_core.runtime_probe import probe_request
 from engine_core.values import shown
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
 
     import numpy as np
     import numpy.typing as npt
 
     from engine_core.cache.base import LayerCache
     from engine_core.info import ClientInfo
+    from engine_core.limits import Limits
     from engine_core.loading import Loaded
     from engine_core.plugins import Plugins
     from engine_core.request import GenerateReply
     from engine_core.step import CausalLM
 
 __all__ = ["Session"]
-
-
-def _check_load_options(
-    path: object, plugins: object, certificates: object, extra_eos_tokens: object, limits: object
-) -> None:
-    """Refuse values of the wrong type; what they hold is judged where it is used."""
-    from engine_core.plugins import Plugins
-
-    for name, value, kinds, rule in (
-        ("path", path, (str, bytes, PathLike), "must be a path"),
-        ("plugins", plugins, (Plugins, type(None)), "must be Plugins or None"),
-        ("certificates", certificates, (list, tuple), "must be a list"),
-        ("extra_eos_tokens", extra_eos_tokens, (list, tuple), "must be a list of texts"),
-        ("limits", limits, (Limits,), "must be Limits"),
-    ):
-        if not isinstance(value, kinds):
-            raise InvalidRequest(f"{name}: {rule}, got {shown(value)}", code=f"request.{name}")
 
 
 class Session:
@@ -58,12 +42,11 @@ class Session:
     :class:`engine_core.client.Client` for a handle without that restriction.
     """
 
-    def __init__(self, loaded: Loaded | None = None, limits: Limits = LIMITS) -> None:
+    def __init__(self, loaded: Loaded | None = None) -> None:
         """Take over what was loaded; use :meth:`load`.
 
         Args:
             loaded: Loaded on this thread.
-            limits: Bounds.
 
         Raises:
             InvalidRequest: Nothing loaded was given, such as a path.
@@ -73,13 +56,12 @@ class Session:
         self._owner = OwnerThread()
         self._loaded: Loaded | None = loaded
         self._info = loaded.info
-        self._limits = limits
         self._is_running = False
 
     @classmethod
     def load(
         cls,
-        path: str | os.PathLike[str],
+        path: str | PathLike[str],
         *,
         template: str | bool | None = None,
         compute_dtype: str = "auto",
@@ -112,7 +94,8 @@ class Session:
             prompt_cache_bytes: Memory for stored prompt prefixes (bytes); the smaller of 2 GiB and
                 an eighth of the memory when omitted, 0 for none.
             prompt_cache_ttl: Seconds after which an unused prefix is dropped; never when omitted.
-            limits: Bounds on files and requests.
+            limits: Bounds on files, templates and stored prefixes, and the size of a prefill
+                chunk; what a request says is checked against the default ones.
             on_load_progress: Called with bytes done and all bytes; ``False`` cancels.
             is_cancelled: Polled while loading.
 
@@ -122,17 +105,18 @@ class Session:
         Raises:
             EngineError: Whatever kept the checkpoint from loading.
         """
-        from engine_core.loading import LoadOptions, load_checkpoint
+        from engine_core.load_options import LoadOptions
+        from engine_core.loading import load_checkpoint
 
-        _check_load_options(path, plugins, certificates, extra_eos_tokens, limits)
         options = LoadOptions(
+            path=path,
             template=template,
             compute_dtype=compute_dtype,
             quantized_weights=quantized_weights,
             plugins=plugins,
             family=family,
-            certificates=tuple(certificates),
-            extra_eos_tokens=tuple(extra_eos_tokens),
+            certificates=certificates,
+            extra_eos_tokens=extra_eos_tokens,
             allocator_cache_bytes=allocator_cache_bytes,
             prompt_cache_bytes=prompt_cache_bytes,
             prompt_cache_ttl=prompt_cache_ttl,
@@ -140,13 +124,11 @@ class Session:
             on_progress=on_load_progress,
             is_cancelled=is_cancelled,
         )
-        return cls(load_checkpoint(path, options), limits)
+        return cls(load_checkpoint(options))
 
     @property
     def info(self) -> ClientInfo:
         """What was loaded; memory figures are current."""
-        import attrs
-
         self._owner.check()
         if self._loaded is not None:
             pool = self._loaded.pool
@@ -276,8 +258,7 @@ class Session:
         """
         from engine_core.answering import answer
 
-        loaded = self._ready()
-        with self._busy():
+        with self._running() as loaded:
             return answer(loaded, request, control or Control(), caches)
 
     def score_ids(self, token_ids: Sequence[int], control: Control) -> npt.NDArray[np.float32]:
@@ -295,13 +276,12 @@ class Session:
         """
         from engine_core.answering import score_tokens
 
-        loaded = self._ready()
-        with self._busy():
+        with self._running() as loaded:
             return score_tokens(loaded, token_ids, control)
 
     def save_cache(
         self,
-        path: str | os.PathLike[str],
+        path: str | PathLike[str],
         messages: Sequence[Any] | None = None,
         *,
         prompt: str | Sequence[int] | None = None,
@@ -325,7 +305,7 @@ class Session:
         self._owner.check()
         return self.save_prefix(Request.either(messages, prompt, options), path)
 
-    def save_prefix(self, request: Request, path: str | os.PathLike[str]) -> int:
+    def save_prefix(self, request: Request, path: str | PathLike[str]) -> int:
         """Save for a checked request; what :meth:`save_cache` and a client's worker share.
 
         Args:
@@ -342,7 +322,7 @@ class Session:
 
         return save_prefix(self._ready(), request, path)
 
-    def load_cache(self, path: str | os.PathLike[str]) -> int:
+    def load_cache(self, path: str | PathLike[str]) -> int:
         """Load what :meth:`save_cache` wrote, so that requests can start from it.
 
         Load only files of your own: what is in one decides what the model believes to have read.
@@ -386,12 +366,7 @@ class Session:
         self._owner.check()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the session."""
         self.close()
 
@@ -411,9 +386,10 @@ class Session:
             )
 
     @contextmanager
-    def _busy(self) -> Iterator[None]:
+    def _running(self) -> Iterator[Loaded]:
+        loaded = self._ready()
         self._is_running = True
         try:
-            yield
+            yield loaded
         finally:
             self._is_running = False

@@ -17,7 +17,6 @@ from engine_core.errors import Cancelled, EngineError
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncIterator, Callable, Iterator
-    from types import TracebackType
 
     from engine_core.events import Event
     from engine_core.request import GenerateReply
@@ -88,12 +87,7 @@ class ReplyStream(_Running):
         """Return the stream."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the stream."""
         self.close()
 
@@ -187,12 +181,7 @@ class AsyncReplyStream(_Running):
         """Return the stream."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the stream."""
         await self.aclose()
 

@@ -1,16 +1,27 @@
-"""JSON values that cannot change, and how an error shows a value."""
+"""JSON values that cannot change, and how an error shows a value or another error."""
 
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from engine_core.errors import InvalidRequest
+from engine_core.errors import EngineError, InvalidRequest
 
-__all__ = ["FrozenDict", "FrozenList", "freeze_json", "is_empty", "shown", "text_size", "thaw_json"]
+__all__ = [
+    "FrozenDict",
+    "FrozenList",
+    "freeze_json",
+    "is_empty",
+    "reason_of",
+    "shown",
+    "text_size",
+    "thaw_json",
+]
 
 _SHOWN_CHARS = 60
+_REASON_CHARS = 400
 
 
 def shown(value: object) -> str:
@@ -32,6 +43,23 @@ def shown(value: object) -> str:
             repr(value) if value.bit_length() <= 128 else f"an integer of {value.bit_length()} bits"
         )
     return f"{type(value).__name__}"
+
+
+def reason_of(error: BaseException) -> str:
+    """Put an exception into one short line, also when its own text cannot be made.
+
+    Args:
+        error: Any exception.
+
+    Returns:
+        Its type and message on one line.
+    """
+    if isinstance(error, EngineError):
+        text = str(error)
+    else:
+        text = "".join(traceback.format_exception_only(error))
+    line = " ".join(text.split())
+    return line if len(line) <= _REASON_CHARS else f"{line[:_REASON_CHARS]}..."
 
 
 def _refuse(*_: object, **__: object) -> NoReturn:

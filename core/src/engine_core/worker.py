@@ -28,10 +28,11 @@ from engine_core.errors import (
     Cancelled,
     ClientClosed,
     EngineError,
-    InvalidRequest,
     WorkerDied,
 )
 from engine_core.limits import LIMITS
+from engine_core.option_checks import integer
+from engine_core.values import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +95,6 @@ class Worker(Generic[ResourceT]):
         end_thread: Callable[[], None],
         *,
         queue_jobs: int = LIMITS.queue_jobs,
-        name: str = "engine-worker",
     ) -> None:
         """Prepare a worker; :meth:`start` makes the thread.
 
@@ -103,12 +103,11 @@ class Worker(Generic[ResourceT]):
             close_resource: Closes the resource, on the worker thread.
             end_thread: Clears per-thread state of the backend; the last call on the thread.
             queue_jobs: Waiting jobs admitted, the running one not counted (1 to 64).
-            name: Thread name.
 
         Raises:
             InvalidRequest: ``queue_jobs`` is out of range.
         """
-        self._queue_jobs = validate_queue_jobs(queue_jobs)
+        self._queue_jobs: int = integer(1, LIMITS.queue_jobs_max)("queue_jobs", queue_jobs)
         self._open = open_resource
         self._close = close_resource
         self._end_thread = end_thread
@@ -120,7 +119,7 @@ class Worker(Generic[ResourceT]):
         self._closing = False
         self._death: BaseException | None = None
         self._process = os.getpid()
-        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._main, name="engine-worker", daemon=True)
 
     def start(self) -> None:
         """Start the thread, open the resource on it and wait until it is open.
@@ -165,7 +164,7 @@ class Worker(Generic[ResourceT]):
             if len(self._queue) >= self._queue_jobs:
                 raise Busy(
                     f"client: at most {self._queue_jobs} requests may wait, got one more",
-                    hint="retry later, or load the client with a larger queue_jobs",
+                    hint="retry later, or load the client with a larger queue_jobs=",
                 )
             self._queue.append(job)
             self._changed.notify_all()
@@ -322,27 +321,6 @@ class Worker(Generic[ResourceT]):
             job.fail(error)
 
 
-def validate_queue_jobs(queue_jobs: int) -> int:
-    """Check the queue length that a caller asked for.
-
-    Args:
-        queue_jobs: Waiting jobs admitted (1 to 64).
-
-    Returns:
-        The same number.
-
-    Raises:
-        InvalidRequest: It is no integer in range.
-    """
-    whole = isinstance(queue_jobs, int) and not isinstance(queue_jobs, bool)
-    if not whole or not 1 <= queue_jobs <= LIMITS.queue_jobs_max:
-        raise InvalidRequest(
-            f"queue_jobs: must be an integer in 1..{LIMITS.queue_jobs_max}, got {queue_jobs!r}",
-            code="request.queue_jobs",
-        )
-    return queue_jobs
-
-
 def _close_all() -> None:
     """Stop and join every worker of this process; registered with ``atexit``."""
     with _started_lock:
@@ -370,7 +348,7 @@ def _closed() -> EngineError:
 
 def _died(cause: BaseException) -> EngineError:
     return WorkerDied(
-        f"worker: must run until it is closed, got {type(cause).__name__}: {cause}",
+        f"worker: must run until it is closed, got {reason_of(cause)}",
         hint="load a new client; this one cannot be used any more",
     )
 

@@ -133,6 +133,10 @@ def test_layer_mix_spellings(fields: dict[str, Any], full: list[int]) -> None:
         {"num_hidden_layers": 0},
         {"head_dim": 15},
         {"rope_theta": 0},
+        {"rope_theta": 1.0},
+        {"rope_local_base_freq": 0.5},
+        {"rope_parameters": {F: {"rope_theta": -5e5}}},
+        {"rope_parameters": {S: {"rope_theta": 1}}},
     ],
 )
 def test_unsupported_values_are_refused(fields: dict[str, Any]) -> None:

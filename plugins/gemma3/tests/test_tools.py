@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core.family import Typed
+from engine_core.limits import LIMITS
 from engine_core.messages import Message, ToolCall, TranslationPart
 from engine_core.testing.tool_cases import cases
 from engine_core.testing.tool_corpus import Case, Corpus, Literal, Markup
 from engine_gemma3.template import GEMMA3_DIALECT
-from engine_gemma3.tools import CLOSE, DELIMITER, FUNCTION_GEMMA, MAX_CALLS, OPEN
+from engine_gemma3.tools import CLOSE, DELIMITER, FUNCTION_GEMMA, OPEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -155,7 +156,7 @@ def test_call_quoted_in_an_unfinished_text_is_no_call() -> None:
 
 def test_calls_and_openers_are_bounded() -> None:
     call = f"{OPEN}call:f{{}}{CLOSE}"
-    assert len(read(call * 100)) == MAX_CALLS
+    assert len(read(call * 100)) == LIMITS.reply_calls
     assert read(OPEN * 256 + call) == []
     assert read(OPEN * 255 + call) == [("f", {})]
 

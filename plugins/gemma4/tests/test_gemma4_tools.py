@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_core.family import Typed
+from engine_core.limits import LIMITS
 from engine_core.messages import ToolDecl
 from engine_core.testing.tool_cases import cases
 from engine_core.testing.tool_corpus import Case, Corpus, Literal, Markup
 from engine_core.tools.accept import Toolset, accept_calls
 from engine_gemma4.arguments import CLOSE, OPEN
 from engine_gemma4.arguments import DELIMITER as D
-from engine_gemma4.tools import GEMMA4_SYNTAX, MAX_CALLS
+from engine_gemma4.tools import GEMMA4_SYNTAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -281,7 +282,7 @@ def test_call_quoted_in_an_unfinished_text_is_no_call() -> None:
 
 def test_calls_and_openers_are_bounded() -> None:
     call = f"{OPEN}call:f{{}}{CLOSE}"
-    assert len(GEMMA4_SYNTAX.parse(call * 100, ())) == MAX_CALLS
+    assert len(GEMMA4_SYNTAX.parse(call * 100, ())) == LIMITS.reply_calls
     assert GEMMA4_SYNTAX.parse(OPEN * 256 + call, ()) == ()
     assert len(GEMMA4_SYNTAX.parse(OPEN * 255 + call, ())) == 1
 

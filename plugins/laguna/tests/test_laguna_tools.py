@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from engine_laguna.tools import LAGUNA_SYNTAX, MAX_CALLS
+from engine_core.limits import LIMITS
+from engine_laguna.tools import LAGUNA_SYNTAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -141,7 +142,7 @@ def test_text_of_a_refused_or_unfinished_call_is_no_call() -> None:
 
 
 def test_calls_beyond_the_bound_stay_text() -> None:
-    assert len(read(call("f") * (MAX_CALLS + 3))) == MAX_CALLS
+    assert len(read(call("f") * (LIMITS.reply_calls + 3))) == LIMITS.reply_calls
 
 
 def test_many_openers_end_in_bounded_work() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine_core.limits import LIMITS
-from engine_qwen35.tools import MAX_ARGUMENTS, MAX_CALLS, QWEN_XML
+from engine_qwen35.tools import QWEN_XML
 
 if TYPE_CHECKING:
     from engine_core.family import Proposal
@@ -162,11 +162,11 @@ def test_unfinished_call_hides_nothing_that_could_be_run() -> None:
 
 
 def test_bounds_hold() -> None:
-    assert len(parse(call("f") * (MAX_CALLS + 5))) == MAX_CALLS
-    many = {f"k{i}": "1" for i in range(MAX_ARGUMENTS + 1)}
+    assert len(parse(call("f") * (LIMITS.reply_calls + 5))) == LIMITS.reply_calls
+    many = {f"k{i}": "1" for i in range(LIMITS.checked_entries + 1)}
     assert parse(call("f", **many)) == ()
     del many["k0"]
-    assert len(arguments(call("f", **many))) == MAX_ARGUMENTS
+    assert len(arguments(call("f", **many))) == LIMITS.checked_entries
     long = "x" * LIMITS.arguments_bytes
     assert parse(call("f", a=long)) == ()
 

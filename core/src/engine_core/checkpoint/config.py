@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 import attrs
 
 from engine_core.errors import ConfigError
+from engine_core.values import shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -85,8 +86,8 @@ class CheckpointConfig:
             A ``ConfigError`` that names file and field.
         """
         field = f"{self.path}.{key}" if self.path else key
-        shown = "" if got is _REQUIRED else f", got {_shorten(got)}"
-        return ConfigError(f"{self.name}: {field} {rule}{shown}")
+        found = "" if got is _REQUIRED else f", got {_describe(got)}"
+        return ConfigError(f"{self.name}: {field} {rule}{found}")
 
     @overload
     def integer(
@@ -134,7 +135,12 @@ class CheckpointConfig:
 
     @overload
     def number(
-        self, key: str, *, minimum: float | None = None, maximum: float | None = None
+        self,
+        key: str,
+        *,
+        minimum: float | None = None,
+        maximum: float | None = None,
+        above: float | None = None,
     ) -> float: ...
     @overload
     def number(
@@ -144,6 +150,7 @@ class CheckpointConfig:
         default: Default,
         minimum: float | None = None,
         maximum: float | None = None,
+        above: float | None = None,
     ) -> float | Default: ...
     def number(
         self,
@@ -152,6 +159,7 @@ class CheckpointConfig:
         default: Any = _REQUIRED,
         minimum: float | None = None,
         maximum: float | None = None,
+        above: float | None = None,
     ) -> Any:
         """Read a finite number.
 
@@ -160,6 +168,7 @@ class CheckpointConfig:
             default: Result when absent.
             minimum: Smallest allowed value.
             maximum: Largest allowed value.
+            above: Bound that is not allowed itself.
 
         Returns:
             The number as a float.
@@ -178,6 +187,8 @@ class CheckpointConfig:
             raise self.error(key, "must fit a double") from exc
         if not math.isfinite(converted):
             raise self.error(key, "must be finite", value)
+        if above is not None and converted <= above:
+            raise self.error(key, f"must be above {above}", value)
         return self._in_range(key, converted, minimum, maximum)
 
     @overload
@@ -236,27 +247,52 @@ class CheckpointConfig:
         return value
 
     @overload
-    def sequence(self, key: str) -> tuple[Any, ...]: ...
+    def sequence(
+        self, key: str, *, length: int | None = None, choices: Collection[str] | None = None
+    ) -> tuple[Any, ...]: ...
     @overload
-    def sequence(self, key: str, *, default: Default) -> tuple[Any, ...] | Default: ...
-    def sequence(self, key: str, *, default: Any = _REQUIRED) -> Any:
-        """Read a list whose items the caller checks.
+    def sequence(
+        self,
+        key: str,
+        *,
+        default: Default,
+        length: int | None = None,
+        choices: Collection[str] | None = None,
+    ) -> tuple[Any, ...] | Default: ...
+    def sequence(
+        self,
+        key: str,
+        *,
+        default: Any = _REQUIRED,
+        length: int | None = None,
+        choices: Collection[str] | None = None,
+    ) -> Any:
+        """Read a list; without choices the caller checks its items.
 
         Args:
             key: Field name.
             default: Result when absent.
+            length: Number of items, ``None`` for any.
+            choices: Allowed items, ``None`` for any.
 
         Returns:
             The items.
 
         Raises:
-            ConfigError: Absent without default, or of another type.
+            ConfigError: Absent without default, of another type or length, or an item is not
+                among the choices.
         """
         value = self._present(key, default)
         if value is None:
             return default
         if not isinstance(value, (list, tuple)):
             raise self.error(key, "must be a list", value)
+        if length is not None and len(value) != length:
+            raise self.error(key, f"must have {length} entries", len(value))
+        if choices is not None:
+            for item in value:
+                if not isinstance(item, str) or item not in choices:
+                    raise self.error(key, f"must hold some of {sorted(choices)}", item)
         return tuple(value)
 
     @overload
@@ -316,12 +352,7 @@ class CheckpointConfig:
         return value
 
 
-def _shorten(value: object, width: int = 80) -> str:
-    """Show a value without ever pasting a whole payload."""
+def _describe(value: object) -> str:
     if isinstance(value, (dict, list)):
         return f"{type(value).__name__} of {len(value)}"
-    if isinstance(value, str):
-        value = value[:width]
-    elif isinstance(value, int) and value.bit_length() > 256:
-        return f"an integer of {value.bit_length()} bits"
-    return repr(value)
+    return shown(value)

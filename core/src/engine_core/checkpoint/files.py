@@ -27,7 +27,6 @@ from engine_core.limits import LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
     from engine_core.limits import Limits
 
@@ -112,12 +111,7 @@ class CheckpointFiles:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def open(self, name: str) -> int:

@@ -20,7 +20,6 @@ from engine_core.checkpoint.matching import (
     check_parameters,
 )
 from engine_core.checkpoint.quantization import plan_quantization
-from engine_core.checkpoint.reader import Checkpoint, read_checkpoint
 from engine_core.checkpoint.weights import ARRAY_TYPES, Job, materialise
 from engine_core.errors import CheckpointError, EngineError, InvalidRequest, PluginError
 from engine_core.limits import LIMITS
@@ -29,16 +28,18 @@ from engine_core.nn.linear import Linear, arrange_weight
 from engine_core.nn.quantized import dequantize, quantize_module
 from engine_core.quantization import QuantizationPlan, QuantizationSpec
 from engine_core.step import BuildContext
+from engine_core.values import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from engine_core.checkpoint.reader import Checkpoint
     from engine_core.kernels import KernelRegistry
     from engine_core.limits import Limits
     from engine_core.spec import SpecAnswers
     from engine_core.weight_nodes import TensorInfo
 
-__all__ = ["LoadedModel", "choose_compute_dtype", "load_model", "read_checkpoint"]
+__all__ = ["LoadedModel", "choose_compute_dtype", "load_model"]
 
 _COMPUTE_DTYPES: Final = {
     "float32": mx.float32,
@@ -181,7 +182,7 @@ def _build(answers: SpecAnswers, context: BuildContext) -> Any:
     except (Exception, SystemExit) as exc:
         # The plugin boundary: whatever a family's code raises becomes one typed error.
         raise PluginError(
-            f"build: must make the model, got {type(exc).__name__}: {exc}",
+            f"build: must make the model, got {reason_of(exc)}",
             code="plugin.build",
             hint="the family plugin's build raised; its own error is the cause",
         ) from exc

@@ -20,7 +20,6 @@ from engine_core.limits import LIMITS
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
-    from types import TracebackType
 
     from engine_core.limits import Limits
     from engine_core.weight_plan import TensorInfo
@@ -74,12 +73,7 @@ class Checkpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -82,7 +82,7 @@ def resolve_hub(
         raise CheckpointError(
             f"revision: must be a branch, tag or commit, got {revision!r}",
             code="checkpoint.hub_name",
-            hint="leave the revision out for the main branch",
+            hint="leave revision= out for the main branch",
         )
     cache = Path(cache_dir) if cache_dir is not None else _default_cache()
     folder = cache / f"models--{name.replace('/', '--')}"
@@ -119,7 +119,7 @@ def _default_cache() -> Path:
         raise CheckpointError(
             "cache_dir: must be given, this account has no home directory",
             code="checkpoint.hub_missing",
-            hint="pass cache_dir",
+            hint="pass cache_dir=",
         ) from exc
     return Path(home) / ".cache" / "huggingface" / "hub"
 

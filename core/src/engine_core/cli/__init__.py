@@ -36,7 +36,7 @@ def _run(argv: Sequence[str]) -> int:
 
     prepare_streams()
     arguments = build_parser().parse_args(argv)
-    output = Output(as_json=arguments.json)
+    output = Output(as_json=arguments.json, options=vars(arguments))
     try:
         try:
             return int(arguments.run(arguments, output))

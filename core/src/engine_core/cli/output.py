@@ -5,32 +5,29 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from engine_core.errors import EngineError, InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 __all__ = ["BadUsage", "Output", "OutputError", "prepare_streams"]
 
 BAR_CELLS = 30
 
-# The library's hints name its arguments; the same cures as the command spells them.
-_SPELLINGS = {
-    "pass template= when loading, or use complete() with raw text": (
-        "engine generate --ignore-chat-template completes the raw prompt"
-    ),
-    "load with template=False for raw completion, or pass another template": (
-        "engine generate --ignore-chat-template completes the raw prompt"
-    ),
-    "use complete() with token ids, or add": "add",
-    "block or uninstall one": "leave out (--no-plugin) or uninstall one",
-    "cache_dir=": "--hub-cache",
-    "family=": "--family",
-    "leave the family out": "leave --family out",
-    "leave thinking out": "leave --thinking out",
-    "lower max_tokens": "lower --max-tokens",
-    "compute_dtype=": "--compute-dtype ",
-    "quantized_weights='dequantize'": "--quantized-weights dequantize",
+# An option in a hint of the library, and what the command calls those that it names otherwise.
+_OPTION: Final = re.compile(r"\b(?P<name>\w+)=(?!=)(?P<quote>'?)(?P<value>\w*)(?P=quote)")
+_NAMES: Final = {"block": "no_plugin", "cache_dir": "hub_cache"}
+
+# Where the library's hint names another method, what the command can do instead.
+_RAW_PROMPT: Final = "engine generate --ignore-chat-template completes the raw prompt"
+_CURES: Final = {
+    "template.missing": _RAW_PROMPT,
+    "template.unusable": _RAW_PROMPT,
+    "tokenizer.missing": "add tokenizer.json to the checkpoint",
 }
 
 
@@ -64,13 +61,15 @@ def prepare_streams() -> None:
 class Output:
     """Writes text or JSON lines, and a progress bar when standard error is a terminal."""
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, options: Collection[str]) -> None:
         """Make the writer.
 
         Args:
             as_json: Write one JSON object a line instead of text.
+            options: Names of the command's options, ``_`` for ``-``; hints spell them.
         """
         self.as_json = as_json
+        self._options = options
         self.shows_progress = _is_terminal(sys.stderr) and not as_json
         self._bar_shown = False
 
@@ -121,15 +120,20 @@ class Output:
         Args:
             error: Its message, code and hint are shown.
         """
-        hint = error.hint
-        for library, command in _SPELLINGS.items():
-            hint = hint.replace(library, command)
+        hint = _CURES.get(error.code) or _OPTION.sub(self._spell, error.hint)
         if self.as_json:
             self.record("error", code=error.code, message=str(error), hint=hint)
             return
         self.note(f"error: {error} [{error.code}]")
         if hint:
             self.note(f"hint: {hint}")
+
+    def _spell(self, option: re.Match[str]) -> str:
+        """Write an option of the library as the command's, if it has that one."""
+        name = _NAMES.get(option["name"], option["name"])
+        if name not in self._options:
+            return option[0]
+        return f"--{name.replace('_', '-')} {option['value']}".rstrip()
 
     def finish_line(self) -> None:
         """End an interrupted line on a terminal."""

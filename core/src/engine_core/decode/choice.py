@@ -92,11 +92,6 @@ class TokenChooser:
         self._mask = None if mask is None else mask[:rows]
         self._top_logprobs = top_logprobs
 
-    @property
-    def seed(self) -> int:
-        """Seed in use."""
-        return self._sampler.seed
-
     def start(self) -> SeenTokens:
         """Give the penalty state after the prompt.
 

@@ -9,6 +9,7 @@ import mlx.core as mx
 from engine_core.backend import evaluation_error
 from engine_core.errors import EngineError, ModelError
 from engine_core.step import StepInput
+from engine_core.values import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +55,7 @@ def forward_hidden(
     except (Exception, SystemExit) as exc:
         # The plugin boundary: whatever a family's code raises becomes one typed error.
         raise ModelError(
-            f"forward: must run at position {position}, got {type(exc).__name__}: {exc}",
+            f"forward: must run at position {position}, got {reason_of(exc)}",
             code="model.forward",
             hint="the family plugin's forward raised; its own error is the cause",
         ) from exc
@@ -90,7 +91,7 @@ def head_rows(model: CausalLM, hidden: mx.array, position: int) -> mx.array:
     except (Exception, SystemExit) as exc:
         # The plugin boundary, as in forward_hidden.
         raise ModelError(
-            f"head: must run at position {position}, got {type(exc).__name__}: {exc}",
+            f"head: must run at position {position}, got {reason_of(exc)}",
             code="model.forward",
             hint="the family plugin's head raised; its own error is the cause",
         ) from exc

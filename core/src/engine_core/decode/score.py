@@ -29,10 +29,8 @@ def score(
     caches: Sequence[LayerCache],
     ids: Sequence[int],
     *,
-    start: int = 0,
     chunk: int = LIMITS.prefill_chunk_tokens,
     checkpoint: Callable[[], None] | None = None,
-    on_chunk: Callable[[int, int], None] | None = None,
 ) -> NDArray[np.float32]:
     """Compute the logits of every row of a sequence.
 
@@ -40,10 +38,8 @@ def score(
         model: The family's model.
         caches: One cache a layer; they grow by ``T`` rows.
         ids: ``T`` token ids, at least one.
-        start: Absolute position of ``ids[0]`` (tokens).
         chunk: Rows a chunk (tokens).
         checkpoint: Polled before and after each chunk; raises to cancel.
-        on_chunk: Called with the rows done and the rows to do, after each chunk.
 
     Returns:
         ``[T, V]`` float32; row ``t`` scores the token after ``ids[t]``.
@@ -56,18 +52,16 @@ def score(
     rows = np.empty((0, 0), dtype=np.float32)
     done = 0
     ends = chunk_ends(total, chunk)
-    chunks = hidden_chunks(model, caches, ids, start=start, ends=ends, checkpoint=checkpoint)
+    chunks = hidden_chunks(model, caches, ids, start=0, ends=ends, checkpoint=checkpoint)
     for end, hidden in chunks:
-        logits = head_rows(model, hidden, start + done).astype(mx.float32)
+        logits = head_rows(model, hidden, done).astype(mx.float32)
         evaluate(logits, *cache_arrays(caches))
         block = np.array(logits)
         finite = np.isfinite(block).all(axis=1)
         if not finite.all():
-            raise non_finite_error(start + done + int(np.argmin(finite)))
+            raise non_finite_error(done + int(np.argmin(finite)))
         if done == 0:
             rows = np.empty((total, block.shape[1]), dtype=np.float32)
         rows[done:end] = block
         done = end
-        if on_chunk is not None:
-            on_chunk(done, total)
     return rows

@@ -12,8 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine_core.cache.kv import KvCache
+    from engine_core.nn.module import Module
 
-__all__ = ["AttentionMask", "attend", "attention_mask", "merge_heads", "split_heads"]
+__all__ = [
+    "AttentionMask",
+    "attend",
+    "attention_mask",
+    "attention_masks",
+    "merge_heads",
+    "project_heads",
+    "split_heads",
+]
 
 # Scores of a block (16 MiB in float32), and its rows. A processor works some 20 blocks ahead of its
 # products: 512 rows of 8 heads over 40,000 keys took 460 MiB, and 1.3 GiB with four times as many
@@ -64,6 +73,50 @@ def attention_mask(
     return seen & inside if inside is not None and window_bounds_spans else seen
 
 
+def attention_masks(
+    caches: Sequence[KvCache], rows: int, spans: Sequence[tuple[int, int]] = ()
+) -> list[AttentionMask]:
+    """Say for every layer which keys the coming rows see; ask before any is appended.
+
+    Args:
+        caches: One cache a layer; those of one window are alike.
+        rows: L of the coming append.
+        spans: As for :func:`attention_mask`.
+
+    Returns:
+        One mask a layer, made once a window.
+    """
+    masks: dict[int | None, AttentionMask] = {}
+    for cache in caches:
+        if cache.window not in masks:
+            masks[cache.window] = attention_mask(cache, rows, spans)
+    return [masks[cache.window] for cache in caches]
+
+
+def project_heads(
+    layer: Module, x: mx.array, heads: int, kv_heads: int, head_dim: int
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Compute queries, keys and values of a layer whose projections may be joined.
+
+    Args:
+        layer: Has ``qkv_proj``, or ``q_proj``, ``k_proj`` and ``v_proj``.
+        x: ``[B, L, H]``.
+        heads: N.
+        kv_heads: K.
+        head_dim: D.
+
+    Returns:
+        ``[B, N, L, D]``, and ``[B, K, L, D]`` twice.
+    """
+    if "qkv_proj" in layer:
+        joined = split_heads(layer["qkv_proj"](x), head_dim)
+        queries, keys, values = mx.split(joined, [heads, heads + kv_heads], axis=1)
+    else:
+        projections = (layer["q_proj"], layer["k_proj"], layer["v_proj"])
+        queries, keys, values = (split_heads(project(x), head_dim) for project in projections)
+    return queries, keys, values
+
+
 def attend(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: AttentionMask
 ) -> mx.array:
@@ -92,17 +145,15 @@ def attend(
         return _attend_rows(queries, keys, values, scale, None)
     blocks = []
     for start in range(0, rows, size):
-        stop = min(start + size, rows)
-        block = queries[:, :, start:stop]
+        stop, last = min(start + size, rows), stored
+        seen = None
         if isinstance(mask, mx.array):
-            seen: mx.array | None = mask[start:stop]
-            blocks.append(_attend_rows(block, keys, values, scale, seen))
-        elif mask is None:
-            blocks.append(_attend_rows(block, keys, values, scale, None))
-        else:
+            seen = mask[start:stop]
+        elif mask is not None:
             last = stored - rows + stop
-            seen = mx.arange(last)[None] <= mx.arange(last - stop + start, last)[:, None]
-            blocks.append(_attend_rows(block, keys[:, :, :last], values[:, :, :last], scale, seen))
+            seen = mx.arange(last)[None] <= mx.arange(stored - rows + start, last)[:, None]
+        block = (queries[:, :, start:stop], keys[:, :, :last], values[:, :, :last])
+        blocks.append(_attend_rows(*block, scale, seen))
     return blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=2)
 
 

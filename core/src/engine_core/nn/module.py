@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import mlx.nn as nn
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 __all__ = ["Derived", "Module", "module_at", "replace_module"]
+
+ValueT = TypeVar("ValueT")
 
 
 class Module(nn.Module):
@@ -29,22 +31,22 @@ class Module(nn.Module):
         super().__init__()  # type: ignore[no-untyped-call]
 
 
-class Derived:
+class Derived(Generic[ValueT]):
     """What is computed from a parameter once, because parameters stay after the load."""
 
     __slots__ = ("_compute", "_source", "_value")
 
-    def __init__(self, compute: Callable[[mx.array], mx.array]) -> None:
+    def __init__(self, compute: Callable[[mx.array], ValueT]) -> None:
         """Start without a value.
 
         Args:
-            compute: Gives the value of a parameter.
+            compute: Gives the value of a parameter: an array, or several.
         """
         self._compute = compute
         self._source: mx.array | None = None
-        self._value: mx.array | None = None
+        self._value: ValueT
 
-    def of(self, parameter: mx.array) -> mx.array:
+    def of(self, parameter: mx.array) -> ValueT:
         """Give the value, computed again only when the parameter is another object.
 
         Args:
@@ -53,7 +55,7 @@ class Derived:
         Returns:
             The value, perhaps not evaluated yet.
         """
-        if self._value is None or self._source is not parameter:
+        if self._source is not parameter:
             self._source, self._value = parameter, self._compute(parameter)
         return self._value
 

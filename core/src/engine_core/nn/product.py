@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import mlx.core as mx
 
 from engine_core.backend import backend_report
 from engine_core.nn.activations import computes_on_cpu
+from engine_core.nn.module import Derived
 
 __all__ = ["TransposedProduct"]
 
@@ -17,21 +18,28 @@ __all__ = ["TransposedProduct"]
 BLOCK_ELEMENTS: Final = 1 << 19
 
 
-class TransposedProduct:
-    """Computes ``x @ weight.T``, and one row with an optimised BLAS in blocks of output rows.
+class _Views(NamedTuple):
+    """A weight as products read it.
 
-    The views of the weight are made once an array object, so that no call builds them again.
+    Attributes:
+        whole: ``[in, out]``.
+        blocks: ``[count, in, rows]``, ``None`` when the weight is best left whole.
+        rest: ``[in, out - count * rows]``, ``None`` when the blocks leave nothing over.
     """
 
-    __slots__ = ("_in_features", "_rest", "_stack", "_transposed", "_weight")
+    whole: mx.array
+    blocks: mx.array | None = None
+    rest: mx.array | None = None
+
+
+class TransposedProduct:
+    """Computes ``x @ weight.T``, and one row with an optimised BLAS in blocks of output rows."""
+
+    __slots__ = ("_views",)
 
     def __init__(self) -> None:
         """Start without a weight."""
-        self._weight: mx.array | None = None
-        self._transposed = mx.zeros(())
-        self._stack: mx.array | None = None
-        self._rest: mx.array | None = None
-        self._in_features = 0
+        self._views = Derived(_views_of)
 
     def __call__(self, x: mx.array, weight: mx.array) -> mx.array:
         """Multiply.
@@ -43,27 +51,24 @@ class TransposedProduct:
         Returns:
             ``[..., out]``.
         """
-        if self._weight is not weight:
-            self._take(weight)
-        if self._stack is None or x.size != self._in_features:
-            return x @ self._transposed
+        whole, blocks, rest = self._views.of(weight)
+        if blocks is None or x.size != x.shape[-1]:
+            return x @ whole
         row = x.reshape(1, -1)
-        out = (row @ self._stack).reshape(1, -1)
-        if self._rest is not None:
-            out = mx.concatenate([out, row @ self._rest], axis=-1)
+        out = (row @ blocks).reshape(1, -1)
+        if rest is not None:
+            out = mx.concatenate([out, row @ rest], axis=-1)
         return out.reshape(*x.shape[:-1], -1)
 
-    def _take(self, weight: mx.array) -> None:
-        self._weight, self._transposed = weight, weight.T
-        self._stack = self._rest = None
-        self._in_features = weight.shape[1]
-        rows = _block_rows(weight)
-        if rows:
-            count = weight.shape[0] // rows
-            stacked = weight[: count * rows].reshape(count, rows, -1)
-            self._stack = stacked.swapaxes(-1, -2)
-            if count * rows < weight.shape[0]:
-                self._rest = weight[count * rows :].T
+
+def _views_of(weight: mx.array) -> _Views:
+    rows = _block_rows(weight)
+    if not rows:
+        return _Views(weight.T)
+    count, left = divmod(weight.shape[0], rows)
+    stacked = weight[: count * rows].reshape(count, rows, -1)
+    rest = weight[count * rows :].T if left else None
+    return _Views(weight.T, stacked.swapaxes(-1, -2), rest)
 
 
 def _block_rows(weight: mx.array) -> int:

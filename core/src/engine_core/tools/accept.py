@@ -40,19 +40,12 @@ class Toolset:
     schemas: Mapping[str, CompiledSchema] = attrs.field(factory=dict)
 
     @classmethod
-    def compile(
-        cls,
-        tools: Sequence[ToolDecl],
-        *,
-        annotations: Sequence[str] = (),
-        limits: Limits = LIMITS,
-    ) -> Toolset:
+    def compile(cls, tools: Sequence[ToolDecl], *, annotations: Sequence[str] = ()) -> Toolset:
         """Check the schemas of declared tools.
 
         Args:
             tools: Declarations, names unique.
             annotations: Keywords to accept as annotations, see ``compile_schema``.
-            limits: Bounds.
 
         Returns:
             The tools, ready to check calls.
@@ -64,9 +57,7 @@ class Toolset:
         schemas = {}
         for index, tool in enumerate(tools):
             subject = f"tools[{index}].parameters"
-            schema = compile_schema(
-                tool.parameters, subject, annotations=annotations, code=code, limits=limits
-            )
+            schema = compile_schema(tool.parameters, subject, annotations=annotations, code=code)
             types = allowed_types(schema.root)
             if "object" not in types:
                 raise InvalidRequest(

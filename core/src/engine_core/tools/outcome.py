@@ -12,7 +12,7 @@ import attrs
 
 from engine_core.checkpoint.jsonio import parse_json
 from engine_core.errors import EngineError
-from engine_core.limits import LIMITS, Limits
+from engine_core.limits import LIMITS
 from engine_core.tools.validation import ValidationBudgetError, violation
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def judge_tool_choice(
 
 
 def judge_structured(
-    text: str, schema: CompiledSchema, *, has_calls: bool = False, limits: Limits = LIMITS
+    text: str, schema: CompiledSchema, *, has_calls: bool = False
 ) -> StructuredResult:
     """Read a finished text as JSON and check it against the response schema.
 
@@ -101,7 +101,6 @@ def judge_structured(
         text: The final text; white space around the JSON is allowed.
         schema: What it must satisfy.
         has_calls: Whether the reply calls tools, and so is no final answer.
-        limits: Bounds.
 
     Returns:
         The result.
@@ -113,11 +112,11 @@ def judge_structured(
             reason="reply: must be an answer, got tool calls",
         )
     try:
-        value = parse_json(text.encode(), "reply", limits)
+        value = parse_json(text.encode(), "reply", LIMITS)
     except (EngineError, UnicodeEncodeError) as exc:
         return StructuredResult(is_valid=False, code="output.json", reason=str(exc))
     try:
-        broken = violation(schema, value, limits)
+        broken = violation(schema, value)
     except ValidationBudgetError as exc:
         return StructuredResult(is_valid=False, value=value, code="output.budget", reason=str(exc))
     if broken is None:

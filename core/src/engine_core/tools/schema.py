@@ -26,6 +26,7 @@ __all__ = [
     "Node",
     "compile_schema",
     "identity",
+    "shown_place",
 ]
 
 JSON_TYPES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
@@ -45,7 +46,7 @@ Node = Mapping[str, Any]
 nodes."""
 
 _DEFINITIONS: Final = "#/$defs/"
-_SHOWN_PATH: Final = 160
+_SHOWN_CHARS: Final = 160
 
 _NODES: Final = frozenset(
     {"not", "if", "then", "else", "additionalProperties", "propertyNames", "items", "contains"}
@@ -137,6 +138,19 @@ def identity(value: Any) -> Any:
     return ("text" if isinstance(value, str) else "number", value)
 
 
+def shown_place(parts: Iterable[object]) -> str:
+    """Write a place inside a schema or a value for an error.
+
+    Args:
+        parts: Keys and indices from the root on.
+
+    Returns:
+        For example ``"/items/0"``; its start when it is very long.
+    """
+    place = "".join(f"/{part}" for part in parts)
+    return place if len(place) <= _SHOWN_CHARS else f"{place[:_SHOWN_CHARS]}..."
+
+
 @attrs.define(kw_only=True)
 class _Compiler:
     """One compilation: counts nodes over all inlined references."""
@@ -164,9 +178,7 @@ class _Compiler:
 
     def fail(self, rule: str, got: str, hint: str = "") -> NoReturn:
         """Refuse the schema at the current place."""
-        place = "".join(f"/{part}" for part in self._path)
-        if len(place) > _SHOWN_PATH:
-            place = f"{place[:_SHOWN_PATH]}..."
+        place = shown_place(self._path)
         raise InvalidRequest(
             f"{self.subject}{f' at {place!r}' if place else ''}: {rule}, got {got}",
             code=self.code,

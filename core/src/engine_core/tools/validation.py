@@ -16,7 +16,7 @@ import attrs
 
 from engine_core.errors import EngineError
 from engine_core.limits import LIMITS, Limits
-from engine_core.tools.schema import NEVER, VISIT, identity
+from engine_core.tools.schema import NEVER, VISIT, identity, shown_place
 
 if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
@@ -55,7 +55,6 @@ _EXECUTED: Final = (
     "items",
     "contains",
 )
-_SHOWN_PATH: Final = 160
 _SCALAR_SIZE: Final = 8
 
 
@@ -143,9 +142,7 @@ def _refuse_shape(rule: str) -> None:
 
 
 def _describe(error: ValidationError) -> str:
-    place = "".join(f"/{part}" for part in error.absolute_path) or "/"
-    if len(place) > _SHOWN_PATH:
-        place = f"{place[:_SHOWN_PATH]}..."
+    place = shown_place(error.absolute_path) or "/"
     keyword = "false" if error.validator == NEVER else error.validator
     return f"{place!r} breaks {keyword!r}"
 

@@ -13,6 +13,7 @@ __all__ = ["Gemma3Config", "RopeParameters"]
 
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
+ACTIVATIONS: Final = ("gelu_pytorch_tanh", "gelu_tanh")
 
 # Values that sparse published configurations leave out (transformers' defaults).
 DEFAULT_VOCAB_SIZE: Final = 262_208
@@ -96,9 +97,7 @@ class Gemma3Config:
             raise text.error(
                 "attn_logit_softcapping", "is not supported", text.get("attn_logit_softcapping")
             )
-        activation = text.string("hidden_activation", default="gelu_pytorch_tanh")
-        if activation not in ("gelu_pytorch_tanh", "gelu_tanh"):
-            raise text.error("hidden_activation", "must be 'gelu_pytorch_tanh'", activation)
+        text.string("hidden_activation", default=ACTIVATIONS[0], choices=ACTIVATIONS)
         layers = text.integer("num_hidden_layers", minimum=1, maximum=1024)
         heads = text.integer("num_attention_heads", default=8, minimum=1)
         kv_heads = text.integer("num_key_value_heads", default=4, minimum=1)
@@ -114,9 +113,6 @@ class Gemma3Config:
         vocab_size = text.integer("vocab_size", default=None, minimum=1)
         if vocab_size is None:
             vocab_size = config.integer("vocab_size", default=DEFAULT_VOCAB_SIZE, minimum=1)
-        softcap = text.number("final_logit_softcapping", default=None)
-        if softcap is not None and softcap <= 0:
-            raise text.error("final_logit_softcapping", "must be positive", softcap)
         return cls(
             hidden_size=text.integer("hidden_size", minimum=1),
             layers=layers,
@@ -126,33 +122,21 @@ class Gemma3Config:
             head_dim=head_dim,
             vocab_size=vocab_size,
             rms_norm_eps=text.number("rms_norm_eps", default=1e-6),
-            query_scalar=_positive(text, "query_pre_attn_scalar", 256.0),
+            query_scalar=text.number("query_pre_attn_scalar", default=256.0, above=0),
             sliding_window=text.integer("sliding_window", default=4096, minimum=1),
             sliding=_layer_mix(text, layers),
             full_rope=_full_rope(text),
             sliding_rope=_sliding_rope(text),
-            final_softcap=softcap,
+            final_softcap=text.number("final_logit_softcapping", default=None, above=0),
             context_length=text.integer("max_position_embeddings", default=131_072, minimum=1),
             multimodal=nested,
         )
 
 
-def _positive(config: CheckpointConfig, key: str, default: float) -> float:
-    value = config.number(key, default=default)
-    if value <= 0:
-        raise config.error(key, "must be positive", value)
-    return value
-
-
 def _layer_mix(text: CheckpointConfig, layers: int) -> tuple[bool, ...]:
     """Say for each layer whether it slides: ``layer_types``, else a pattern, else 6."""
-    names = text.sequence("layer_types", default=None)
+    names = text.sequence("layer_types", default=None, length=layers, choices=(FULL, SLIDING))
     if names is not None:
-        if len(names) != layers:
-            raise text.error("layer_types", f"must have {layers} entries", len(names))
-        for name in names:
-            if name not in (FULL, SLIDING):
-                raise text.error("layer_types", f"must hold {FULL!r} or {SLIDING!r}", name)
         return tuple(name == SLIDING for name in names)
     period = text.integer("sliding_window_pattern", default=None, minimum=1)
     if period is None:
@@ -162,16 +146,13 @@ def _layer_mix(text: CheckpointConfig, layers: int) -> tuple[bool, ...]:
 
 def _rope_kind(section: CheckpointConfig) -> str | None:
     """Read ``rope_type`` or its older name ``type``."""
-    kind = section.string("rope_type", default=None)
-    if kind is None:
-        kind = section.string("type", default=None)
-    if kind not in (None, "default", "linear"):
-        raise section.error("rope_type", "must be 'default' or 'linear'", kind)
-    return kind
+    field = "rope_type" if "rope_type" in section else "type"
+    return section.string(field, default=None, choices=("default", "linear"))
 
 
 def _linear_factor(section: CheckpointConfig) -> float:
-    return _positive(section, "factor", 1.0) if _rope_kind(section) == "linear" else 1.0
+    is_linear = _rope_kind(section) == "linear"
+    return section.number("factor", default=1.0, above=0) if is_linear else 1.0
 
 
 def _full_rope(text: CheckpointConfig) -> RopeParameters:
@@ -179,9 +160,9 @@ def _full_rope(text: CheckpointConfig) -> RopeParameters:
     parameters = text.section("rope_parameters")
     flat_parameters = "rope_theta" in parameters or "rope_type" in parameters
     nested = parameters if flat_parameters else parameters.section(FULL)
-    theta = nested.number("rope_theta", default=None)
+    theta = nested.number("rope_theta", default=None, above=1)
     if theta is None:
-        theta = _positive(text, "rope_theta", DEFAULT_FULL_THETA)
+        theta = text.number("rope_theta", default=DEFAULT_FULL_THETA, above=1)
     # The flat scaling counts only when the nested entry says nothing about scaling itself.
     silent = _rope_kind(nested) is None and "factor" not in nested
     scaling = text.section("rope_scaling") if silent else nested
@@ -191,7 +172,7 @@ def _full_rope(text: CheckpointConfig) -> RopeParameters:
 def _sliding_rope(text: CheckpointConfig) -> RopeParameters:
     """Resolve a sliding layer's rope; it never inherits ``rope_scaling``."""
     nested = text.section("rope_parameters").section(SLIDING)
-    theta = nested.number("rope_theta", default=None)
+    theta = nested.number("rope_theta", default=None, above=1)
     if theta is None:
-        theta = _positive(text, "rope_local_base_freq", DEFAULT_SLIDING_THETA)
+        theta = text.number("rope_local_base_freq", default=DEFAULT_SLIDING_THETA, above=1)
     return RopeParameters(theta=theta, factor=_linear_factor(nested))

@@ -14,11 +14,11 @@ from engine_core.nn import (
     RMSNorm,
     Rope,
     attend,
-    attention_mask,
+    attention_masks,
     gelu_tanh,
     merge_heads,
+    project_heads,
     softcap,
-    split_heads,
 )
 from engine_core.rope_spec import LinearScaling, RopeSpec
 from engine_core.step import StepInput, StepOutput
@@ -82,24 +82,12 @@ class Attention(Module):
         Returns:
             ``[B, L, H]``.
         """
-        queries, keys, values = self._project(x)
+        queries, keys, values = project_heads(self, x, self._heads, self._kv_heads, self._head_dim)
         queries = self._rope(self.q_norm(queries), positions)
         keys = self._rope(self.k_norm(keys), positions)
         keys, values = cache.append(keys, values)
         out = attend(queries, keys, values, self._scale, mask)
         return self.o_proj(merge_heads(out))
-
-    def _project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Compute queries, keys and values, ``[B, heads, L, D]`` each."""
-        dim = self._head_dim
-        if "qkv_proj" in self:
-            joined = split_heads(self.qkv_proj(x), dim)
-            borders = [self._heads, self._heads + self._kv_heads]
-            queries, keys, values = mx.split(joined, borders, axis=1)
-            return queries, keys, values
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        queries, keys, values = (split_heads(project(x), dim) for project in projections)
-        return queries, keys, values
 
 
 class Block(Module):
@@ -239,12 +227,11 @@ class Gemma3Model(Module):
         """
         tower = self.language_model.model
         x = self.embed(step.ids) if step.embeddings is None else step.embeddings
-        masks: dict[int | None, AttentionMask] = {}
         # Architecture.layers asks for attention caches only.
-        for block, cache in zip(tower.layers, cast("Sequence[KvCache]", caches), strict=True):
-            if cache.window not in masks:
-                masks[cache.window] = attention_mask(cache, x.shape[1], step.spans)
-            x = block(x, cache, masks[cache.window], step.positions)
+        attention_caches = cast("Sequence[KvCache]", caches)
+        masks = attention_masks(attention_caches, x.shape[1], step.spans)
+        for block, cache, mask in zip(tower.layers, attention_caches, masks, strict=True):
+            x = block(x, cache, mask, step.positions)
         return StepOutput(hidden=tower.norm(x))
 
     def head(self, hidden: mx.array) -> mx.array:

@@ -18,18 +18,14 @@ from engine_core.checkpoint.jsonio import parse_json
 from engine_core.errors import EngineError
 from engine_core.family import Proposal, Typed
 from engine_core.limits import LIMITS
+from engine_core.tools.markup import find_calls, is_argument_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from engine_core.messages import ToolDecl
 
 __all__ = ["FUNCTION_GEMMA", "FunctionGemmaSyntax"]
-
-MAX_CALLS: Final = 64
-MAX_OPENERS: Final = 256
-MAX_ENTRIES: Final = 256
-MAX_KEY_BYTES: Final = 128
 
 OPEN: Final = "<start_function_call>"
 CLOSE: Final = "<end_function_call>"
@@ -37,7 +33,6 @@ DELIMITER: Final = "<escape>"
 _HEAD = re.compile(rf"\s*+call:(?P<name>[A-Za-z0-9_.-]{{1,{LIMITS.tool_name_chars}}})\{{")
 _SPACE = re.compile(r"\s*+")
 _BARE = re.compile(r"[^\x00-\x1f\x7f<>{}\[\],:]+")
-_KEY = re.compile(r"[^\x00-\x1f\x7f<>{}\[\]\ud800-\udfff]+")
 
 
 @attrs.frozen
@@ -59,7 +54,7 @@ class FunctionGemmaSyntax:
         Returns:
             Proposals in order, at most 64.
         """
-        return tuple(_proposals(text))
+        return find_calls(text, OPEN, _read_call)
 
 
 class _NoCallError(Exception):
@@ -70,22 +65,14 @@ class _NoCallError(Exception):
         self.at = at
 
 
-def _proposals(text: str) -> Iterator[Proposal]:
-    found = at = 0
-    for _ in range(MAX_OPENERS):
-        start = text.find(OPEN, at)
-        if start < 0 or found == MAX_CALLS or at > LIMITS.arguments_total_bytes:
-            return
-        reader = _Reader(text=text, at=start + len(OPEN))
-        try:
-            name, arguments = reader.call()
-        except _NoCallError as broken:
-            # What was read of a broken call is its text, not the place of another call.
-            at = broken.at
-            continue
-        found += 1
-        at = reader.at
-        yield Proposal(span=(start, at), name=name, readings=(arguments,))
+def _read_call(text: str, start: int) -> tuple[int, Proposal | None]:
+    """Read one call; give where reading stopped, and the call when it is one."""
+    reader = _Reader(text=text, at=start + len(OPEN))
+    try:
+        name, arguments = reader.call()
+    except _NoCallError as broken:
+        return broken.at, None
+    return reader.at, Proposal(span=(start, reader.at), name=name, readings=(arguments,))
 
 
 @attrs.define(kw_only=True)
@@ -115,7 +102,7 @@ class _Reader:
         while True:
             key = self._key()
             self._expect(":")
-            if key in members or len(members) == MAX_ENTRIES:
+            if key in members or len(members) == LIMITS.checked_entries:
                 raise _NoCallError(self.at)
             members[key] = self._value(depth)
             if self._ends("}"):
@@ -125,7 +112,7 @@ class _Reader:
         self._space()
         key = self._delimited() if self.text.startswith(DELIMITER, self.at) else self._bare()
         self._space()
-        if _KEY.fullmatch(key) is None or len(key.encode()) > MAX_KEY_BYTES:
+        if not is_argument_key(key):
             raise _NoCallError(self.at)
         return key
 
@@ -151,7 +138,7 @@ class _Reader:
         if self._skip("]"):
             return items
         while True:
-            if len(items) == MAX_ENTRIES:
+            if len(items) == LIMITS.checked_entries:
                 raise _NoCallError(self.at)
             items.append(self._value(depth))
             if self._ends("]"):

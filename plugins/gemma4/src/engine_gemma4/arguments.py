@@ -22,6 +22,7 @@ import attrs
 from engine_core.checkpoint.jsonio import parse_json
 from engine_core.errors import EngineError
 from engine_core.limits import LIMITS
+from engine_core.tools.markup import is_argument_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,8 +32,6 @@ __all__ = ["CLOSE", "DELIMITER", "OPEN", "Arguments", "read_arguments"]
 OPEN: Final = "<|tool_call>"
 CLOSE: Final = "<tool_call|>"
 DELIMITER: Final = '<|"|>'
-MAX_ENTRIES: Final = 256
-MAX_KEY_BYTES: Final = 128
 MAX_READINGS: Final = 64
 # Strings closed while readings are looked for; every string of a plain call is closed once.
 MAX_STEPS: Final = 20_000
@@ -43,7 +42,6 @@ _SPACE = re.compile(r"\s*+")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?")
 _BARE_KEY = re.compile(r"""[^\s{}\[\],:<"'][^{}\[\],:<"'\n]*+""")
 _JSON_STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*+"')
-_KEY = re.compile(r"[^\x00-\x1f\x7f<>{}\[\]\ud800-\udfff]+")
 _LITERALS: Final = {"true": True, "false": False, "null": None}
 
 Expecting = Literal["first_key", "key", "colon", "first_item", "value", "next"]
@@ -345,13 +343,13 @@ def _build(events: Iterator[_Event]) -> dict[str, Any] | None:
             open_values.pop()
             continue
         if event.kind == "key":
-            if _KEY.fullmatch(event.value) is None or len(event.value.encode()) > MAX_KEY_BYTES:
+            if not is_argument_key(event.value):
                 return None
             keys.append(event.value)
             continue
         value: Any = {"{": {}, "[": []}.get(event.kind, event.value)
         holder = open_values[-1]
-        if len(holder) == MAX_ENTRIES:
+        if len(holder) == LIMITS.checked_entries:
             return None
         if isinstance(holder, dict):
             key = keys.pop()

@@ -17,6 +17,8 @@ __all__ = ["DRAFTERS", "Gemma4Config", "MoeConfig", "RopeParameters", "SpanRule"
 TEXT_TYPES: Final = ("gemma4_text", "gemma4_unified_text")
 DRAFTERS: Final = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
 
+ACTIVATIONS: Final = ("gelu_pytorch_tanh", "gelu_tanh")
+
 # Values that published configurations leave out (transformers' defaults).
 DEFAULT_VOCAB_SIZE: Final = 262_144
 DEFAULT_PER_LAYER_WIDTH: Final = 256
@@ -134,9 +136,6 @@ class Gemma4Config:
         text = config.section("text_config") if nested else config
         _refuse_unsupported(text)
         unified = _is_unified(config, text)
-        softcap = text.number("final_logit_softcapping", default=None)
-        if softcap is not None and softcap <= 0:
-            raise text.error("final_logit_softcapping", "must be positive", softcap)
         vocab_size = text.integer("vocab_size", default=None, minimum=1)
         if vocab_size is None:
             vocab_size = config.integer("vocab_size", default=DEFAULT_VOCAB_SIZE, minimum=1)
@@ -159,7 +158,7 @@ class Gemma4Config:
             layers=resolve_layers(text, heads),
             full_rope=_rope(text, FULL),
             sliding_rope=_rope(text, SLIDING),
-            final_softcap=softcap,
+            final_softcap=text.number("final_logit_softcapping", default=None, above=0),
             context_length=text.integer(
                 "max_position_embeddings",
                 default=DEFAULT_UNIFIED_CONTEXT if unified else DEFAULT_CONTEXT,
@@ -228,9 +227,7 @@ def _refuse_unsupported(text: CheckpointConfig) -> None:
         raise text.error(
             "attn_logit_softcapping", "is not supported", text.get("attn_logit_softcapping")
         )
-    activation = text.string("hidden_activation", default="gelu_pytorch_tanh")
-    if activation not in ("gelu_pytorch_tanh", "gelu_tanh"):
-        raise text.error("hidden_activation", "must be 'gelu_pytorch_tanh'", activation)
+    text.string("hidden_activation", default=ACTIVATIONS[0], choices=ACTIVATIONS)
 
 
 def _span_rule(text: CheckpointConfig, *, unified: bool) -> SpanRule:
@@ -258,17 +255,13 @@ def _rope(text: CheckpointConfig, kind: str) -> RopeParameters:
         choices=("default", "linear", "proportional"),
     )
     theta = entry.number(
-        "rope_theta", default=DEFAULT_FULL_THETA if full else DEFAULT_SLIDING_THETA
+        "rope_theta", default=DEFAULT_FULL_THETA if full else DEFAULT_SLIDING_THETA, above=1
     )
-    if theta <= 1:
-        raise entry.error("rope_theta", "must be above 1", theta)
-    factor = 1.0 if rope_type == "default" else entry.number("factor", default=1.0)
-    if factor <= 0:
-        raise entry.error("factor", "must be positive", factor)
+    factor = 1.0 if rope_type == "default" else entry.number("factor", default=1.0, above=0)
     proportional = rope_type == "proportional"
-    share = entry.number("partial_rotary_factor", default=DEFAULT_ROTARY_SHARE if full else 1.0)
-    if not 0 < share <= 1:
-        raise entry.error("partial_rotary_factor", "must be above 0 and at most 1", share)
+    share = entry.number(
+        "partial_rotary_factor", default=DEFAULT_ROTARY_SHARE if full else 1.0, above=0, maximum=1
+    )
     # transformers rotates the whole head in the other types, whatever the share says.
     return RopeParameters(
         theta=theta,

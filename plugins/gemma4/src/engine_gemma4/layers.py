@@ -85,17 +85,13 @@ def resolve_layers(text: CheckpointConfig, heads: int) -> tuple[LayerConfig, ...
 
 def _layer_mix(text: CheckpointConfig, count: int) -> tuple[bool, ...]:
     """Say for each layer whether it slides; the last one never does."""
-    names = text.sequence("layer_types", default=())
-    if not names:
+    if text.sequence("layer_types", default=()):
+        names = text.sequence("layer_types", length=count, choices=(FULL, SLIDING))
+    else:
         period = text.integer("sliding_window_pattern", default=None, minimum=1)
         if period is None:
             period = text.integer("_sliding_window_pattern", default=DEFAULT_PERIOD, minimum=1)
         names = tuple(SLIDING if (index + 1) % period else FULL for index in range(count))
-    if len(names) != count:
-        raise text.error("layer_types", f"must have {count} entries", len(names))
-    for name in names:
-        if name not in (FULL, SLIDING):
-            raise text.error("layer_types", f"must hold {FULL!r} or {SLIDING!r}", name)
     return (*(name == SLIDING for name in names[:-1]), False)
 
 

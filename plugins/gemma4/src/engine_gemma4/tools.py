@@ -8,23 +8,21 @@ The markup states every type. A block that is not read stays in the reply's text
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
 from engine_core.family import Proposal, Typed
 from engine_core.limits import LIMITS
+from engine_core.tools.markup import find_calls
 from engine_gemma4.arguments import CLOSE, DELIMITER, OPEN, read_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from engine_core.messages import ToolDecl
 
 __all__ = ["GEMMA4_SYNTAX", "Gemma4Syntax"]
-
-MAX_CALLS: Final = 64
-MAX_OPENERS: Final = 256
 
 _HEAD = re.compile(rf"\s*+call\s*+:\s*+(?P<name>[A-Za-z0-9_.:-]{{1,{LIMITS.tool_name_chars}}})")
 
@@ -50,19 +48,7 @@ class Gemma4Syntax:
         Returns:
             Proposals in order, at most 64; one with several readings leaves the choice to core.
         """
-        return tuple(_proposals(text))
-
-
-def _proposals(text: str) -> Iterator[Proposal]:
-    found = at = 0
-    for _ in range(MAX_OPENERS):
-        start = text.find(OPEN, at)
-        if start < 0 or found == MAX_CALLS or at > LIMITS.arguments_total_bytes:
-            return
-        at, proposal = _read_call(text, start)
-        if proposal is not None:
-            found += 1
-            yield proposal
+        return find_calls(text, OPEN, _read_call)
 
 
 def _read_call(text: str, start: int) -> tuple[int, Proposal | None]:

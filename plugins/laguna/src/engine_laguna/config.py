@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -132,7 +132,7 @@ class LagunaConfig:
             intermediate_size=config.integer("intermediate_size", minimum=1),
             kv_heads=kv_heads,
             head_dim=head_dim,
-            norm_eps=_positive(config, "rms_norm_eps", 1e-6),
+            norm_eps=config.number("rms_norm_eps", default=1e-6, above=0),
             context_length=context_length,
             attention_bias=config.boolean("attention_bias", default=False),
             layers=layers,
@@ -161,13 +161,6 @@ class LagunaConfig:
         return not any(key.startswith(("lm_head.", "language_model.lm_head.")) for key in keys)
 
 
-def _positive(config: CheckpointConfig, key: str, default: float) -> float:
-    value = config.number(key, default=default)
-    if value <= 0:
-        raise config.error(key, "must be positive", value)
-    return value
-
-
 def _check_fixed(config: CheckpointConfig) -> None:
     """Refuse switches whose other value nobody ever defined."""
     config.string("hidden_act", default="silu", choices=("silu", "swish"))
@@ -194,24 +187,9 @@ def _parse_layers(config: CheckpointConfig, kv_heads: int) -> tuple[LayerConfig,
     )
 
 
-def _one_each(config: CheckpointConfig, key: str, count: int) -> tuple[Any, ...] | None:
-    """Read a list with one entry a layer, ``None`` when it is absent."""
-    items = config.sequence(key, default=None)
-    if items is not None and len(items) != count:
-        raise config.error(key, f"must have {count} entries, one a layer", len(items))
-    return items
-
-
-def _choice(config: CheckpointConfig, key: str, value: object, choices: tuple[str, ...]) -> str:
-    for choice in choices:
-        if value == choice:
-            return choice
-    raise config.error(key, f"must hold one of {sorted(choices)}", value)
-
-
 def _parse_heads(config: CheckpointConfig, count: int, kv_heads: int) -> tuple[int, ...]:
     key = "num_attention_heads_per_layer"
-    items = _one_each(config, key, count)
+    items = config.sequence(key, default=None, length=count)
     if items is None:
         key = "num_attention_heads"
         items = (config.integer(key, minimum=1),) * count
@@ -226,19 +204,20 @@ def _parse_heads(config: CheckpointConfig, count: int, kv_heads: int) -> tuple[i
 
 def _parse_kinds(config: CheckpointConfig, count: int) -> tuple[bool, ...]:
     """Say for each layer whether it slides; a silent file means that none does."""
-    key = "layer_types"
-    items = _one_each(config, key, count)
-    if items is None:
-        return (False,) * count
-    return tuple(_choice(config, key, item, (FULL, GLOBAL, SLIDING)) == SLIDING for item in items)
+    kinds = config.sequence(
+        "layer_types",
+        default=(FULL,) * count,
+        length=count,
+        choices=(FULL, GLOBAL, SLIDING),
+    )
+    return tuple(kind == SLIDING for kind in kinds)
 
 
 def _parse_mixture(config: CheckpointConfig, count: int) -> tuple[bool, ...]:
     """Say for each layer whether it is sparse: by its type, else by the older pair of fields."""
-    key = "mlp_layer_types"
-    items = _one_each(config, key, count)
-    if items is not None:
-        return tuple(_choice(config, key, item, (DENSE, SPARSE)) == SPARSE for item in items)
+    kinds = config.sequence("mlp_layer_types", default=None, length=count, choices=(DENSE, SPARSE))
+    if kinds is not None:
+        return tuple(kind == SPARSE for kind in kinds)
     if config.integer("num_experts", default=1, minimum=0) == 0:
         return (False,) * count
     key = "mlp_only_layers"
@@ -256,7 +235,7 @@ def _parse_gates(config: CheckpointConfig, count: int) -> tuple[bool, ...]:
     The list is the more precise field: ``true`` was written before the finer gate existed.
     """
     key = "gating_types"
-    items = _one_each(config, key, count)
+    items = config.sequence(key, default=None, length=count)
     if items is None:
         key = "gating"
         gating = config.get(key, True)
@@ -264,9 +243,10 @@ def _parse_gates(config: CheckpointConfig, count: int) -> tuple[bool, ...]:
             raise config.error(key, "must not be false: every layer has an output gate", gating)
         items = (PER_HEAD if gating is True else gating,) * count
     spelled = [item.replace("_", "-") if isinstance(item, str) else item for item in items]
-    return tuple(
-        _choice(config, key, item, (PER_HEAD, PER_ELEMENT)) == PER_ELEMENT for item in spelled
-    )
+    for item in spelled:
+        if item not in (PER_HEAD, PER_ELEMENT):
+            raise config.error(key, f"must hold some of {[PER_ELEMENT, PER_HEAD]}", item)
+    return tuple(item == PER_ELEMENT for item in spelled)
 
 
 def _parse_experts(config: CheckpointConfig) -> ExpertConfig:

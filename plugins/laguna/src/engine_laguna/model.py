@@ -14,9 +14,9 @@ from engine_core.nn import (
     RMSNorm,
     Rope,
     attend,
-    attention_mask,
+    attention_masks,
     merge_heads,
-    split_heads,
+    project_heads,
 )
 from engine_core.step import StepInput, StepOutput
 from engine_laguna.moe import SparseBlock
@@ -85,7 +85,7 @@ class Attention(Module):
         Returns:
             ``[B, L, H]``.
         """
-        queries, keys, values = self._project(x)
+        queries, keys, values = project_heads(self, x, self._heads, self._kv_heads, self._head_dim)
         queries = self._rope(self.q_norm(queries), positions)
         keys = self._rope(self.k_norm(keys), positions)
         keys, values = cache.append(keys, values)
@@ -97,18 +97,6 @@ class Attention(Module):
             heads = out.reshape(*gate.shape, self._head_dim) * gate[..., None]
             return self.o_proj(heads.reshape(out.shape))
         return self.o_proj(out * gate)
-
-    def _project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Compute queries, keys and values, ``[B, heads, L, D]`` each."""
-        dim = self._head_dim
-        if "qkv_proj" in self:
-            joined = split_heads(self.qkv_proj(x), dim)
-            borders = [self._heads, self._heads + self._kv_heads]
-            queries, keys, values = mx.split(joined, borders, axis=1)
-            return queries, keys, values
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        queries, keys, values = (split_heads(project(x), dim) for project in projections)
-        return queries, keys, values
 
 
 class Block(Module):
@@ -236,12 +224,11 @@ class LagunaModel(Module):
             ModelError: The positions cannot be honoured.
         """
         x = self.embed(step.ids) if step.embeddings is None else step.embeddings
-        masks: dict[int | None, AttentionMask] = {}
         # Architecture.layers asks for attention caches only.
-        for block, cache in zip(self.model.layers, cast("Sequence[KvCache]", caches), strict=True):
-            if cache.window not in masks:
-                masks[cache.window] = attention_mask(cache, x.shape[1], step.spans)
-            x = block(x, cache, masks[cache.window], step.positions)
+        attention_caches = cast("Sequence[KvCache]", caches)
+        masks = attention_masks(attention_caches, x.shape[1], step.spans)
+        for block, cache, mask in zip(self.model.layers, attention_caches, masks, strict=True):
+            x = block(x, cache, mask, step.positions)
         return StepOutput(hidden=self.model.norm(x))
 
     def head(self, hidden: mx.array) -> mx.array:

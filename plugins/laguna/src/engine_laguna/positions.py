@@ -128,31 +128,21 @@ def _parse_scaling(entry: CheckpointConfig, context_length: int) -> RopeScaling 
     if kind is None and "factor" in entry:
         raise entry.error("rope_type", "is required beside a factor")
     if kind == "linear":
-        return LinearScaling(factor=_positive(entry, "factor"))
+        return LinearScaling(factor=entry.number("factor", above=0))
     return _parse_yarn(entry, context_length) if kind == "yarn" else None
 
 
 def _parse_yarn(entry: CheckpointConfig, context_length: int) -> YarnScaling:
     original = entry.integer("original_max_position_embeddings", default=context_length, minimum=1)
-    attention_factor = entry.number("attention_factor", default=None)
     return YarnScaling(
         # A factor that is left out means the ratio of the two lengths.
-        factor=_positive(entry, "factor", context_length / original),
+        factor=entry.number("factor", default=context_length / original, above=0),
         original_context=original,
         # Zero stands for the default, as it does for the reference.
         beta_fast=entry.number("beta_fast", default=0.0, minimum=0) or 32.0,
         beta_slow=entry.number("beta_slow", default=0.0, minimum=0) or 1.0,
         truncate=entry.boolean("truncate", default=True),
-        attention_factor=(
-            None if attention_factor is None else _positive(entry, "attention_factor")
-        ),
+        attention_factor=entry.number("attention_factor", default=None, above=0),
         mscale=entry.number("mscale", default=None),
         mscale_all_dim=entry.number("mscale_all_dim", default=None),
     )
-
-
-def _positive(entry: CheckpointConfig, key: str, default: float | None = None) -> float:
-    value = entry.number(key) if default is None else entry.number(key, default=default)
-    if value <= 0:
-        raise entry.error(key, "must be positive", value)
-    return value

@@ -19,18 +19,14 @@ import attrs
 
 from engine_core.family import Proposal
 from engine_core.limits import LIMITS
+from engine_core.tools.markup import find_calls, text_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from engine_core.messages import ToolDecl
 
 __all__ = ["LAGUNA_SYNTAX", "LagunaSyntax"]
-
-MAX_CALLS: Final = 64
-MAX_OPENERS: Final = 256
-MAX_ARGUMENTS: Final = 256
-MAX_KEY_BYTES: Final = 128
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
@@ -41,7 +37,6 @@ _NEXT: Final = (
 )
 _HEAD = re.compile(rf"\s*+(?P<name>[A-Za-z0-9_.-]{{1,{LIMITS.tool_name_chars}}}){_NEXT}", re.DOTALL)
 _VALUE_END = re.compile(rf"</arg_value>{_NEXT}", re.DOTALL)
-_KEY = re.compile(r"[^\x00-\x1f\x7f<>{}\[\]\ud800-\udfff]+")
 
 
 @attrs.frozen
@@ -67,20 +62,7 @@ class LagunaSyntax:
         Returns:
             Proposals in order, at most 64.
         """
-        return tuple(_proposals(text))
-
-
-def _proposals(text: str) -> Iterator[Proposal]:
-    found = at = 0
-    for _ in range(MAX_OPENERS):
-        start = text.find(OPEN, at)
-        if start < 0 or found == MAX_CALLS or at > LIMITS.arguments_total_bytes:
-            return
-        # What stands inside a refused or unfinished call is its text, not another call.
-        at, proposal = _read_call(text, start)
-        if proposal is not None:
-            found += 1
-            yield proposal
+        return find_calls(text, OPEN, _read_call)
 
 
 def _read_call(text: str, start: int) -> tuple[int, Proposal | None]:
@@ -99,18 +81,11 @@ def _read_call(text: str, start: int) -> tuple[int, Proposal | None]:
             return stop, None
         pairs.append((step["key"], text[value_begin : following.start()]))
         step = following
-    arguments = dict(pairs)
-    # A repeated or impossible key is refused; reading it as text would make a wrong call of it.
-    if len(arguments) != len(pairs) or len(pairs) > MAX_ARGUMENTS:
-        return step.end(), None
-    if not all(map(_is_key, arguments)):
+    arguments = text_arguments(pairs)
+    if arguments is None:
         return step.end(), None
     span = (start, step.end())
     return step.end(), Proposal(span=span, name=head["name"], readings=(arguments,))
-
-
-def _is_key(key: str) -> bool:
-    return _KEY.fullmatch(key) is not None and len(key.encode()) <= MAX_KEY_BYTES
 
 
 LAGUNA_SYNTAX = LagunaSyntax()

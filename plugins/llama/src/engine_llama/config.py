@@ -100,9 +100,6 @@ class LlamaConfig:
                 )
             head_dim = hidden_size // heads
         layers = config.integer("num_hidden_layers", minimum=1)
-        norm_eps = config.number("rms_norm_eps")
-        if norm_eps <= 0:
-            raise config.error("rms_norm_eps", "must be positive", norm_eps)
         context_length = config.integer(
             "max_position_embeddings", default=DEFAULT_CONTEXT, minimum=1
         )
@@ -114,7 +111,7 @@ class LlamaConfig:
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            norm_eps=norm_eps,
+            norm_eps=config.number("rms_norm_eps", above=0),
             context_length=context_length,
             rope=_parse_rope(config, head_dim, context_length),
             attention_bias=config.boolean("attention_bias", default=False),
@@ -142,12 +139,7 @@ class LlamaConfig:
 
 def _parse_windows(config: CheckpointConfig, layers: int) -> tuple[int | None, ...]:
     """Read ``layer_types`` and ``sliding_window``; without types every layer is full."""
-    types = config.sequence("layer_types", default=(FULL,) * layers)
-    if len(types) != layers:
-        raise config.error("layer_types", f"must have {layers} entries, one a layer", len(types))
-    unknown = next((kind for kind in types if kind not in (FULL, SLIDING)), None)
-    if unknown is not None:
-        raise config.error("layer_types", f"must hold {FULL!r} or {SLIDING!r}", unknown)
+    types = config.sequence("layer_types", default=(), length=layers, choices=(FULL, SLIDING))
     if SLIDING not in types:
         return (None,) * layers
     window = config.integer("sliding_window", minimum=1)

@@ -14,7 +14,7 @@ from engine_core.nn import (
     RMSNorm,
     Rope,
     attend,
-    attention_mask,
+    attention_masks,
     merge_heads,
     split_heads,
 )
@@ -197,12 +197,11 @@ class LlamaModel(Module):
             ModelError: The positions cannot be honoured.
         """
         x = self.embed(step.ids) if step.embeddings is None else step.embeddings
-        masks: dict[int | None, AttentionMask] = {}
         # Architecture.layers asks for attention caches only.
-        for block, cache in zip(self.model.layers, cast("Sequence[KvCache]", caches), strict=True):
-            if cache.window not in masks:
-                masks[cache.window] = attention_mask(cache, x.shape[1], step.spans)
-            x = block(x, cache, masks[cache.window], step.positions)
+        attention_caches = cast("Sequence[KvCache]", caches)
+        masks = attention_masks(attention_caches, x.shape[1], step.spans)
+        for block, cache, mask in zip(self.model.layers, attention_caches, masks, strict=True):
+            x = block(x, cache, mask, step.positions)
         return StepOutput(hidden=self.model.norm(x))
 
     def head(self, hidden: mx.array) -> mx.array:

@@ -190,16 +190,11 @@ def _tied(config: CheckpointConfig, text: CheckpointConfig) -> bool:
 def _layer_mix(text: CheckpointConfig) -> tuple[bool, ...]:
     """Say for each layer whether it attends in full: ``layer_types``, else an interval."""
     layers = text.integer("num_hidden_layers", minimum=1, maximum=1024)
-    names = text.sequence("layer_types", default=None)
+    names = text.sequence("layer_types", default=None, length=layers, choices=(FULL, LINEAR))
     if names is None:
         interval = text.integer("full_attention_interval", default=DEFAULT_INTERVAL, minimum=1)
         full = tuple((index + 1) % interval == 0 for index in range(layers))
     else:
-        if len(names) != layers:
-            raise text.error("layer_types", f"must have {layers} entries", len(names))
-        for name in names:
-            if name not in (FULL, LINEAR):
-                raise text.error("layer_types", f"must hold {FULL!r} or {LINEAR!r}", name)
         full = tuple(name == FULL for name in names)
     if all(full):
         # Its convolution is also what tells an original checkpoint from a converted one.

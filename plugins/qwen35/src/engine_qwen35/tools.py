@@ -23,18 +23,14 @@ import attrs
 
 from engine_core.family import Proposal
 from engine_core.limits import LIMITS
+from engine_core.tools.markup import find_calls, text_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from engine_core.messages import ToolDecl
 
 __all__ = ["QWEN_XML", "QwenXmlSyntax"]
-
-MAX_CALLS: Final = 64
-MAX_OPENERS: Final = 256
-MAX_ARGUMENTS: Final = 256
-MAX_KEY_BYTES: Final = 128
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
@@ -49,7 +45,6 @@ _VALUE_STEP = re.compile(
     rf"(?P<stop></parameter>{_NEXT})|(?P<broken>{CLOSE}\s*+(?={_CALL}))"
     rf"|(?P<nested>{_CALL})|(?P<close>{CLOSE})"
 )
-_KEY = re.compile(r"[^\x00-\x1f\x7f<>{}\[\]\ud800-\udfff]+")
 
 
 @attrs.frozen
@@ -80,20 +75,7 @@ class QwenXmlSyntax:
         Returns:
             Proposals in order, at most 64.
         """
-        return tuple(_proposals(text))
-
-
-def _proposals(text: str) -> Iterator[Proposal]:
-    found = at = 0
-    for _ in range(MAX_OPENERS):
-        start = text.find(OPEN, at)
-        if start < 0 or found == MAX_CALLS or at > LIMITS.arguments_total_bytes:
-            return
-        # What stands inside a refused or unfinished call is its text, not another call.
-        at, proposal = _read_call(text, start)
-        if proposal is not None:
-            found += 1
-            yield proposal
+        return find_calls(text, OPEN, _read_call)
 
 
 def _read_call(text: str, start: int) -> tuple[int, Proposal | None]:
@@ -111,11 +93,8 @@ def _read_call(text: str, start: int) -> tuple[int, Proposal | None]:
             return at, None
         pairs.append((step["key"], _without_newlines(text[begin : following.start()])))
         step = following
-    arguments = dict(pairs)
-    # A repeated or impossible key is refused; reading it as text would make a wrong call of it.
-    if len(arguments) != len(pairs) or len(pairs) > MAX_ARGUMENTS:
-        return step.end(), None
-    if not all(map(_is_key, arguments)):
+    arguments = text_arguments(pairs)
+    if arguments is None:
         return step.end(), None
     span = (start, step.end())
     return step.end(), Proposal(span=span, name=head["name"], readings=(arguments,))
@@ -142,10 +121,6 @@ def _end_of_value(text: str, begin: int, limit: int) -> tuple[int, re.Match[str]
 
 def _without_newlines(value: str) -> str:
     return value.removeprefix("\n").removesuffix("\n")
-
-
-def _is_key(key: str) -> bool:
-    return _KEY.fullmatch(key) is not None and len(key.encode()) <= MAX_KEY_BYTES
 
 
 QWEN_XML = QwenXmlSyntax()
