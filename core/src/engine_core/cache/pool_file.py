@@ -147,7 +147,7 @@ def read_prefix(
             raise CacheError(
                 f"{name}: must fit the budget of {budget_bytes} bytes, got {size}",
                 code="cache.too_large",
-                hint="load the model with a larger prompt_cache_bytes",
+                hint="load the model with a larger prompt_cache_bytes=",
             )
         length = _check_shapes(name, header, caches)
         digest = _start_digest(metadata.get("media", ""))

@@ -71,17 +71,13 @@ class Tokenizer:
     """
 
     def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        config: CheckpointConfig | None = None,
-        limits: Limits = LIMITS,
+        self, backend: tokenizers.Tokenizer, config: CheckpointConfig | None = None
     ) -> None:
         """Wrap a parsed tokenizer; use :meth:`from_bytes`.
 
         Args:
             backend: The library's object; owned from now on.
             config: Parsed ``tokenizer_config.json``.
-            limits: Bounds.
 
         Raises:
             TokenizerError: The decoder is of a kind that fails on some tokens.
@@ -92,7 +88,6 @@ class Tokenizer:
         if getattr(backend.model, "dropout", None) is not None:
             backend.model.dropout = None  # for training; one text must give one encoding
         self._backend = backend
-        self._limits = limits
         self.added_tokens = tuple(
             AddedToken(
                 id=token_id,
@@ -161,7 +156,7 @@ class Tokenizer:
             lambda: tokenizers.Tokenizer.from_str(text),
             "tokenizer.json: must be a tokenizer that the tokenizers library reads",
         )
-        return cls(backend, config, limits)
+        return cls(backend, config)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Turn text into ids; added tokens in it become their ids.
