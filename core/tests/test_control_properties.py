@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import attrs
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -110,3 +112,14 @@ def test_iter_texts_finds_every_field_of_the_records_of_a_conversation():
     tool = ToolDecl(name="t", description="d", parameters={"p": {}})
     found = sorted(iter_texts([message, tool]))
     assert found == sorted(["assistant", "c", "r", "i", "n", "k", "v", "t", "d", "p"])
+
+
+def test_searches_do_not_try_every_token_where_one_could_begin():
+    controls = controls_of([*(f"<unused{number}>" for number in range(6000)), "<end>", "</s>"])
+    content = "<p>text</p>" * 50_000
+    shield = ControlShield.avoiding(controls, [content])
+    start = time.process_time()
+    assert shield(content) == content
+    assert controls.split(content, shield) == [content]
+    # Six thousand comparisons at each of the hundred thousand places take longer than that.
+    assert time.process_time() - start < 1.5
