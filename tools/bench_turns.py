@@ -2,10 +2,11 @@
 
 One conversation with a thinking template grows by a call and its result a turn. Every turn is
 answered through the prompt cache, rendering and looking up included, and its new tokens are also
-fed by themselves to caches that hold all before them. The two follow each other, in turn first,
-and the ratio of each pair is taken: 1 means that a follow-up turn costs its new tokens only.
+fed by themselves to caches that hold all before them. Several sessions do so with every turn, the
+two in turn first, and the ratio of their medians is taken: 1 means that a follow-up turn costs its
+new tokens only.
 
-    python tools/bench_turns.py [--model DIR] [--messages 200] [--conversations 3] [--clock cpu]
+    python tools/bench_turns.py [--model DIR] [--messages 200] [--conversations 1] [--sessions 3]
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import shutil
 import statistics
 import tempfile
 import time
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +30,7 @@ from engine_core.cache.layers import fork_caches, reset_caches
 from engine_core.generation import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 MINI = Path(__file__).parents[1] / "plugins/qwen35/tests/fixtures/qwen35-mini"
 CONTEXT = 65_536
@@ -45,6 +48,7 @@ TOOLS: list[dict[str, Any]] = [
     }
     for name, thing in (("find_page", "title"), ("read_log", "day"), ("price_of", "item"))
 ]
+OPTIONS: dict[str, Any] = {"tools": TOOLS, "thinking": True}
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
@@ -121,73 +125,117 @@ def next_messages(rng: random.Random, number: int) -> list[dict[str, Any]]:
     ]
 
 
-def run_turns(session: Session, seed: int, most: int, clock: Callable[[], float]) -> Iterator[Turn]:
-    """Let a conversation grow and time every turn but the first.
+class Runner:
+    """One session in which the conversation grows, and caches that hold all before a turn.
+
+    The caches are its own, so that neither run of a turn finds the other's rows in its way.
+    """
+
+    def __init__(self, session: Session, clock: Callable[[], float]) -> None:
+        """Start with nothing fed.
+
+        Args:
+            session: A session with a pool.
+            clock: Seconds.
+        """
+        self._session = session
+        self._clock = clock
+        self._loaded = session._ready()  # noqa: SLF001 - times what the session would start from
+        self._held = session.new_caches()
+        self._fed = 0
+
+    def run_whole(self, messages: list[dict[str, Any]]) -> dict[str, float]:
+        """Answer a conversation through the prompt cache.
+
+        Args:
+            messages: The conversation.
+
+        Returns:
+            Seconds until each phase began.
+        """
+        return self._timed(partial(self._session.generate, messages, **OPTIONS))
+
+    def run_alone(self, ids: Sequence[int]) -> dict[str, float]:
+        """Feed what is new by itself, and take it back.
+
+        Args:
+            ids: The tokens.
+
+        Returns:
+            Seconds until each phase began.
+        """
+        fork = fork_caches(self._held)
+        times = self._timed(partial(self._session.complete, ids, caches=fork))
+        reset_caches(fork)
+        return times
+
+    def catch_up(self, messages: list[dict[str, Any]]) -> tuple[tuple[int, ...], int]:
+        """Hold all tokens that the prompt cache would serve.
+
+        Args:
+            messages: The conversation.
+
+        Returns:
+            Its tokens, and how many of them are served.
+        """
+        loaded, pool = self._loaded, self._loaded.pool
+        key = loaded.prompter.prompt(Request.chat(messages, OPTIONS)).key
+        found = None if pool is None else pool.peek(loaded.spec.fingerprint, key)
+        if found is None:
+            raise SystemExit("nothing of the conversation is stored")
+        reset_caches(found[1].caches)
+        served = len(found[0].ids)
+        self._session.complete(key.ids[self._fed : served], caches=self._held, max_tokens=1)
+        self._fed = served
+        return key.ids, served
+
+    def _timed(self, run: Callable[..., Any]) -> dict[str, float]:
+        times: dict[str, float] = {}
+        begin = self._clock()
+
+        def note(event: Any) -> None:
+            times.setdefault(event.phase, self._clock() - begin)
+
+        run(max_tokens=1, on_progress=note)
+        return times
+
+
+def run_turns(runners: Sequence[Runner], seed: int, most: int) -> Iterator[Turn]:
+    """Let a conversation grow in every runner and time every turn but the first.
 
     Args:
-        session: A session with a pool.
+        runners: Each times the turn once, both ways; what a turn took is their median.
         seed: Chooses the conversation.
         most: Messages at the end.
-        clock: Seconds.
 
     Yields:
         The turns.
     """
     rng = random.Random(seed)  # noqa: S311 - draws words
-    loaded = session._ready()  # noqa: SLF001 - times what the session itself would start from
-    pool = loaded.pool
-    if pool is None:
-        raise SystemExit("the checkpoint has no state to store")
-    options: dict[str, Any] = {"tools": TOOLS, "thinking": True}
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": f"You are assistant number {seed}."},
         {"role": "user", "content": "Find everything out about it."},
     ]
-
-    def timed(run: Callable[..., Any]) -> dict[str, float]:
-        times: dict[str, float] = {}
-        begin = clock()
-
-        def note(event: Any) -> None:
-            times.setdefault(event.phase, clock() - begin)
-
-        run(max_tokens=1, on_progress=note)
-        return times
-
-    def whole() -> dict[str, float]:
-        return timed(lambda **more: session.generate(messages, **options, **more))
-
-    held = session.new_caches()
-    fed = 0
-    whole()
+    for runner in runners:
+        runner.run_whole(messages)
     while len(messages) < most:
         messages.extend(next_messages(rng, len(messages)))
-        key = loaded.prompter.prompt(Request.chat(messages, options)).key
-        found = pool.peek(loaded.spec.fingerprint, key)
-        if found is None:
-            raise SystemExit("nothing of the conversation is stored")
-        reset_caches(found[1].caches)
-        served = len(found[0].ids)
-        # Caches of its own, so that neither run finds the other's rows in its way.
-        session.complete(key.ids[fed:served], caches=held, max_tokens=1)
-        fed = served
-        fork = fork_caches(held)
-
-        def alone(ids: Any = key.ids[served:], fork: Any = fork) -> dict[str, float]:
-            return timed(lambda **more: session.complete(ids, caches=fork, **more))
-
-        if len(messages) % 4:
-            by_itself, first = alone(), whole()
-        else:
-            first, by_itself = whole(), alone()
-        reset_caches(fork)
+        wholes, alones = [], []
+        for at, runner in enumerate(runners):
+            ids, served = runner.catch_up(messages)
+            if (at + len(messages) // 2) % 2:
+                alones.append(runner.run_alone(ids[served:]))
+                wholes.append(runner.run_whole(messages))
+            else:
+                wholes.append(runner.run_whole(messages))
+                alones.append(runner.run_alone(ids[served:]))
         yield Turn(
             messages=len(messages),
-            tokens=len(key.ids),
-            fed=len(key.ids) - served,
-            prompting=first["prefill"],
-            first=first["decode"],
-            alone=by_itself["decode"],
+            tokens=len(ids),
+            fed=len(ids) - served,
+            prompting=statistics.median(times["prefill"] for times in wholes),
+            first=statistics.median(times["decode"] for times in wholes),
+            alone=statistics.median(times["decode"] for times in alones),
         )
 
 
@@ -219,15 +267,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--model", type=Path, default=MINI)
     parser.add_argument("--messages", type=int, default=200)
-    parser.add_argument("--conversations", type=int, default=3)
+    parser.add_argument("--conversations", type=int, default=1)
+    parser.add_argument("--sessions", type=int, default=3)
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
     arguments = parser.parse_args()
     turns: list[Turn] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model = with_longer_context(arguments.model, Path(folder))
-        with Session.load(model) as session:
-            for seed in range(arguments.conversations):
-                turns += run_turns(session, seed, arguments.messages, CLOCKS[arguments.clock])
+        sessions = [
+            stack.enter_context(Session.load(model)) for _ in range(max(arguments.sessions, 1))
+        ]
+        for seed in range(arguments.conversations):
+            runners = [Runner(session, CLOCKS[arguments.clock]) for session in sessions]
+            turns += run_turns(runners, seed, arguments.messages)
     print(f"\nfirst token of a follow-up turn over feeding its new tokens ({arguments.clock} time)")
     for start in range(0, arguments.messages, BUCKET):
         bucket = [turn for turn in turns if start < turn.messages <= start + BUCKET]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -308,6 +309,10 @@ def test_cancelled_prefill_publishes_nothing_and_frees_its_memory(any_session: S
     info = any_session.cache_info()
     assert len(kept) == 3
     assert (info.entries, info.bytes) == (before.entries, before.bytes)
+    # On a GPU the last chunk may still run.
+    deadline = time.monotonic() + 2
+    while mx.get_active_memory() - active >= 100_000 and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert mx.get_active_memory() - active < 100_000
     reply = any_session.generate(messages, max_tokens=4)
     assert reply.token_ids == cold(any_session, messages, max_tokens=4)
