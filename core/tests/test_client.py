@@ -778,7 +778,7 @@ def test_client_refuses_a_callback_to_await(client: Client, option: str) -> None
         5,
         None,
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_client_refuses_what_is_no_list_of_token_ids(client: Client, ids: Any) -> None:
     with pytest.raises(InvalidRequest, match="prompt"):
