@@ -327,6 +327,17 @@ def test_trim_to_dropped_sliding_positions_is_refused():
     assert feed(cache, 7) == [596, 597, 598, 7]
 
 
+def test_sliding_takes_back_no_row_whose_window_is_cut():
+    cache = kv(window=4)
+    for number in range(300):
+        feed(cache, number)
+    cache.detach()  # leaves 3 rows of the window and 16 more, the first of them 281
+    with pytest.raises(CacheError):
+        cache.trim_to(283)
+    cache.trim_to(284)
+    assert feed(cache, 7) == [281, 282, 283, 7]
+
+
 def test_trim_to_on_recurrent_is_refused():
     cache = recurrent()
     advance(cache, 1, 2)
@@ -533,16 +544,26 @@ def test_run_with_another_number_of_states_is_refused(count):
 def test_planned_fork_holds_the_state_inside_a_call():
     cache = recurrent()
     advance(cache, 1)
-    assert all(cache.plan_fork(length, 100) for length in (1, 3, 4, 6))
+    assert all(cache.plan_fork(length, 100) for length in (1, 3, 4, 5, 6))
     advance(cache, 2, 4, 8, 16)
     advance(cache, 32)
-    held = {length: cache.fork_at(length) for length in (1, 3, 4, 6)}
-    assert {at: fork.slots[0].item() for at, fork in held.items()} == {1: 1, 3: 7, 4: 15, 6: 63}
+    held = {length: cache.fork_at(length) for length in (1, 3, 4, 5, 6)}
+    sums = {at: fork.slots[0].item() for at, fork in held.items()}
+    assert sums == {1: 1, 3: 7, 4: 15, 5: 31, 6: 63}
     assert all(fork.offset == at for at, fork in held.items())
     assert advance(held[3], 64) == 71
     assert advance(cache, 64) == 127
     with pytest.raises(CacheError, match="trim_to must name a position whose state"):
         cache.fork_at(3)
+
+
+def test_planned_fork_asked_for_too_early_stays_planned():
+    cache = recurrent()
+    cache.plan_fork(2, 1)
+    with pytest.raises(CacheError):
+        cache.fork_at(2)
+    advance(cache, 1, 2, 4)
+    assert cache.fork_at(2).slots[0].item() == 3
 
 
 def test_planned_state_costs_memory_only_until_it_is_taken():
@@ -562,6 +583,19 @@ def test_planned_fork_survives_rows_taken_back():
     cache.keep(mark, 1)
     advance(cache, 8, 16)
     assert cache.fork_at(2).slots[0].item() == 9
+
+
+def test_planned_state_goes_with_the_rows_that_made_it():
+    cache = recurrent()
+    assert all(cache.plan_fork(length, 1) for length in (1, 2))
+    mark = cache.mark()
+    advance(cache, 1, 2, 4)
+    cache.keep(mark, 1)
+    # The first row is kept, and its state with it; the second one was taken back.
+    with pytest.raises(CacheError, match="trim_to must name a position whose state"):
+        cache.fork_at(2)
+    assert cache.fork_at(1).slots[0].item() == 1
+    assert cache.offset == 1
 
 
 def test_rows_taken_back_count_the_valid_rows_of_each_sequence():

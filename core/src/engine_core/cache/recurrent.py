@@ -170,9 +170,10 @@ class RecurrentCache(LayerCache):
 
     def fork_at(self, length: int) -> LayerCache:
         """Fork the present state, or a planned one, which is not kept any longer then."""
-        slots = self._planned.pop(length, None)
+        slots = self._planned.get(length)
         if slots is None:
             return super().fork_at(length)
+        del self._planned[length]
         twin = self.fork()
         twin.slots, twin.offset = slots, length
         return twin
