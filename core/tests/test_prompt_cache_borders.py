@@ -25,7 +25,6 @@ from engine_core.testing.layered import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 CHUNK = 32
 # More rows than a sliding layer takes back, fewer than a chunk, and more than one.
