@@ -575,6 +575,16 @@ def test_planned_state_costs_memory_only_until_it_is_taken():
     assert cache.nbytes() == 4
 
 
+def test_stored_cache_pins_no_planned_state():
+    cache = recurrent()
+    cache.plan_fork(2, 1)
+    advance(cache, 1, 2, 4)
+    cache.detach()
+    assert (cache.nbytes(), cache.slots[0].item()) == (4, 7)
+    with pytest.raises(CacheError):
+        cache.fork_at(2)
+
+
 def test_planned_fork_survives_rows_taken_back():
     cache = recurrent()
     cache.plan_fork(2, 1)

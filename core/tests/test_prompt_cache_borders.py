@@ -66,7 +66,7 @@ def lengthened(
     raise AssertionError(msg)
 
 
-@pytest.mark.parametrize("prefill", ["", "x", "0x" * 20])
+@pytest.mark.parametrize("prefill", ["", "0x" * 20])
 @pytest.mark.parametrize("beside", [-1, 0, 1])
 def test_conversation_ends_beside_the_end_of_a_chunk(
     session: Session, beside: int, prefill: str
@@ -74,7 +74,7 @@ def test_conversation_ends_beside_the_end_of_a_chunk(
     check = RequestCheck(session, max_tokens=3)
     options = {"prefill": prefill} if prefill else {}
     messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
-    for turn in range(3):
+    for turn in range(2):
         messages = lengthened(check, messages, options, beside)
         # At the last ones the state before the opened reply was passed already.
         for reports in range(5):
