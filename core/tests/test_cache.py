@@ -531,10 +531,11 @@ def test_run_undeclared_state_is_refused(slots, inputs):
 def test_run_with_another_number_of_states_is_refused(count):
     cache = recurrent()
     cache.plan_fork(2, 2)
-    with pytest.raises(CacheError, match="one state an end"):
+    with pytest.raises(CacheError, match="one state an end") as caught:
         cache.run(
             lambda *_: (mx.zeros((1, 4, 1)), [(mx.zeros((1, 1)),)] * count), (mx.ones((1, 4, 1)),)
         )
+    assert "each of ends" in caught.value.hint
     assert cache.is_pristine
 
 

@@ -263,6 +263,7 @@ class RecurrentCache(LayerCache):
             raise CacheError(
                 f"cache: a recurrence gives one state an end, got {len(states)!r} for {count!r}",
                 code="cache.slots",
+                hint="give the slots after each of ends, as a tuple of arrays each",
             )
         for slots in states:
             shapes = tuple(slot.shape for slot in slots)
